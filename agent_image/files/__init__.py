@@ -1,0 +1,1 @@
+"""corral: see docs/architecture.md."""

@@ -1,0 +1,187 @@
+"""The one shape a sandbox container may have.
+
+``create_body`` is what the CLI sends to Docker; the enforcer compares what Docker reports with the same
+function, field by field, before it grants anything. Whatever is not generated here is therefore denied there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from policy.declaration import (
+    LABEL_EGRESS,
+    LABEL_PROJECT,
+    LABEL_PURPOSE,
+    LABEL_SANDBOX,
+    LABEL_SCHEMA,
+    LABEL_SERVICE,
+    LABEL_SESSION,
+    LABEL_UID,
+    SCHEMA,
+    Declaration,
+)
+from policy.identity import Sandbox
+
+ENTRYPOINT = "/usr/local/bin/corral-entrypoint"
+HOME = "/home/agent"
+HOSTS_TARGET = "/etc/hosts"
+DEAD_RESOLVER = "127.0.0.1"
+HOST_ALIAS = "corral-host"
+PIDS_LIMIT = 4096
+NOFILE = 65536
+
+IPV6_OFF = {
+    "net.ipv6.conf.all.disable_ipv6": "1",
+    "net.ipv6.conf.default.disable_ipv6": "1",
+}
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bind mount: absolute paths on both sides; ``source`` exists before the container is created."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def body(self) -> dict[str, Any]:
+        """Return the Docker API's Mount object."""
+        return {
+            "Type": "bind",
+            "Source": self.source,
+            "Target": self.target,
+            "ReadOnly": self.read_only,
+            "BindOptions": {"Propagation": "rprivate"},
+        }
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """Everything that differs between two sandbox containers.
+
+    ``env`` maps names to values (secrets included: they go into the API's body, never into argv).
+    ``hosts_file`` is the absolute path of the published hosts file on the host.
+    ``ipv6`` says whether the kernel has IPv6 (/proc/sys/net/ipv6 exists).
+    """
+
+    sandbox: Sandbox
+    service: str
+    session: str
+    purpose: str
+    uid: int
+    gid: int
+    image: str
+    address: str
+    hosts_file: str
+    project: str
+    workdir: str
+    argv: tuple[str, ...]
+    declaration: Declaration
+    mounts: tuple[Mount, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    tty: bool = False
+    stdin: bool = False
+    ipv6: bool = True
+    entrypoint: tuple[str, ...] = (ENTRYPOINT,)
+
+    @property
+    def container(self) -> str:
+        """The container's name."""
+        return self.sandbox.container(self.service, self.session)
+
+
+def labels(spec: SessionSpec) -> dict[str, str]:
+    """Return the labels that declare what the container may reach."""
+    return {
+        LABEL_SCHEMA: str(SCHEMA),
+        LABEL_SANDBOX: spec.sandbox.id,
+        LABEL_SERVICE: spec.service,
+        LABEL_SESSION: spec.session,
+        LABEL_PURPOSE: spec.purpose,
+        LABEL_UID: str(spec.uid),
+        LABEL_PROJECT: spec.project,
+        LABEL_EGRESS: spec.declaration.to_label(),
+    }
+
+
+def host_config(spec: SessionSpec) -> dict[str, Any]:
+    """Return the HostConfig part of the create request."""
+    mounts = (*spec.mounts, Mount(spec.hosts_file, HOSTS_TARGET, read_only=True))
+    return {
+        "NetworkMode": spec.sandbox.network,
+        # The container holds no capability at all; the network part is made true on the host.
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Init": True,
+        "PidsLimit": PIDS_LIMIT,
+        "Ulimits": [{"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE}],
+        "Sysctls": dict(IPV6_OFF) if spec.ipv6 else {},
+        # Dead inside the container's namespace: answered in a millisecond, nothing on the wire. Without it
+        # dockerd asks the host's resolver from the host's namespace, where no rule knows whose query it is.
+        "Dns": [DEAD_RESOLVER],
+        "DnsSearch": ["."],
+        "DnsOptions": [],
+        "Mounts": [mount.body() for mount in mounts],
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
+        "AutoRemove": False,
+        "Privileged": False,
+        "PublishAllPorts": False,
+        "ReadonlyRootfs": False,
+    }
+
+
+def create_body(spec: SessionSpec) -> dict[str, Any]:
+    """Return the body of ``POST /containers/create`` for a session."""
+    return {
+        "Image": spec.image,
+        "Entrypoint": list(spec.entrypoint),
+        "Cmd": list(spec.argv),
+        "User": f"{spec.uid}:{spec.gid}",
+        "WorkingDir": spec.workdir,
+        "Hostname": spec.service,
+        "Env": [f"{name}={value}" for name, value in sorted(spec.env.items())],
+        "Labels": labels(spec),
+        "Tty": spec.tty,
+        "OpenStdin": spec.stdin,
+        "StdinOnce": spec.stdin,
+        "AttachStdin": spec.stdin,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "HostConfig": host_config(spec),
+        "NetworkingConfig": {
+            "EndpointsConfig": {
+                spec.sandbox.network: {"IPAMConfig": {"IPv4Address": spec.address}},
+            },
+        },
+    }
+
+
+def network_body(sandbox: Sandbox, uid: int, subnet: str, gateway: str, strangers: str) -> dict[str, Any]:
+    """Return the body of ``POST /networks/create``.
+
+    ``strangers`` is the top quarter of ``subnet``: Docker hands automatic addresses out of it, so that a
+    container corral did not start can never be given an address that a session will use.
+    """
+    return {
+        "Name": sandbox.network,
+        "CheckDuplicate": True,
+        "Driver": "bridge",
+        "EnableIPv6": False,
+        "Internal": False,
+        "Attachable": False,
+        "IPAM": {
+            "Driver": "default",
+            "Config": [{"Subnet": subnet, "Gateway": gateway, "IPRange": strangers}],
+        },
+        "Options": {
+            "com.docker.network.bridge.name": sandbox.bridge,
+            "com.docker.network.bridge.enable_icc": "false",
+            # Our own rule masquerades, and only what carries the mark.
+            "com.docker.network.bridge.enable_ip_masquerade": "false",
+        },
+        "Labels": {LABEL_SCHEMA: str(SCHEMA), LABEL_SANDBOX: sandbox.id, LABEL_UID: str(uid)},
+    }

@@ -1,0 +1,82 @@
+"""The network part of a policy as a container carries it in its labels.
+
+The labels are the declaration: the enforcer needs no database, and a restart rebuilds everything from the
+containers that exist. What is written here is the contract between the CLI and the enforcer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from policy.errors import PolicyError
+
+SCHEMA = 1
+LABEL = "io.corral."
+LABEL_SCHEMA = LABEL + "schema"
+LABEL_SANDBOX = LABEL + "sandbox"
+LABEL_SERVICE = LABEL + "service"
+LABEL_SESSION = LABEL + "session"
+LABEL_UID = LABEL + "uid"
+LABEL_PROJECT = LABEL + "project"
+LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify
+LABEL_EGRESS = LABEL + "egress"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Name(_Frozen):
+    """One allowed name: ``host`` is a lower-case absolute DNS name without the final dot."""
+
+    host: str
+    ports: Annotated[tuple[Port, ...], Field(min_length=1, strict=False)] = (443,)
+    optional: bool = False
+    liveness: bool = True
+
+
+class HostService(_Frozen):
+    """A service on the host's 127.0.0.1 that the sandbox reaches as corral-host:<port>."""
+
+    name: str
+    port: Port
+
+
+class Declaration(_Frozen):
+    """What one container may reach."""
+
+    names: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    host_services: Annotated[tuple[HostService, ...], Field(strict=False)] = ()
+
+    def to_label(self) -> str:
+        """Return canonical JSON for the label ``io.corral.egress``."""
+        body = {"schema": SCHEMA, **self.model_dump(mode="json")}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_label(cls, text: str) -> Declaration:
+        """Parse a label.
+
+        Raises:
+            PolicyError: not JSON, another schema version, or a field that does not validate.
+        """
+        try:
+            body: Any = json.loads(text)
+        except ValueError as error:
+            raise PolicyError(f"label {LABEL_EGRESS} is not JSON: {error}") from error
+        if not isinstance(body, dict) or body.pop("schema", None) != SCHEMA:
+            raise PolicyError(
+                f"label {LABEL_EGRESS} has another schema version than {SCHEMA}",
+                "corral and its enforcer differ in version; run: corral install",
+            )
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise PolicyError(f"label {LABEL_EGRESS}: {where}: {first['msg']}") from error
