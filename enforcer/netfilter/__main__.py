@@ -1,0 +1,134 @@
+"""``corral-netfilter serve | skeleton | remove``: what the system units run.
+
+Configuration is /etc/corral/netfilter.json, owned by root; a missing file means the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from enforcer.netfilter import claims as claiming
+from enforcer.netfilter.claims import Claim
+from enforcer.netfilter.kernel import KernelError, RealKernel
+from enforcer.netfilter.server import (
+    NETLINK_NETFILTER,
+    NFNLGRP_NFTABLES,
+    RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_LINK,
+    Server,
+    watch_socket,
+)
+from enforcer.netfilter.skeleton import Skeleton
+from enforcer.netfilter.writer import GiveUp, Writer
+
+CONFIG = Path("/etc/corral/netfilter.json")
+LISTEN_FD = 3
+
+log = logging.getLogger("corral.netfilter")
+
+
+def load_config(path: Path) -> tuple[Skeleton, tuple[IPv4Network, ...]]:
+    """Return the skeleton and the destination ranges that root permits.
+
+    Raises:
+        ValueError: the file is not an object of mark, nflog_group, flows_per_source and permit_ranges.
+    """
+    try:
+        body = json.loads(path.read_text())
+    except FileNotFoundError:
+        body = {}
+    if not isinstance(body, dict):
+        raise ValueError(f"{path}: not an object")
+    ranges = tuple(IPv4Network(text) for text in body.pop("permit_ranges", []))
+    try:
+        return Skeleton(**body), ranges
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _version() -> str:
+    return (Path(__file__).parent / "VERSION").read_text().strip()
+
+
+def _claims_file() -> Path | None:
+    directory = os.environ.get("RUNTIME_DIRECTORY")
+    return Path(directory) / "claims.json" if directory else None
+
+
+def _read_claims(path: Path | None) -> dict[str, Claim]:
+    try:
+        return claiming.from_rows(json.loads(path.read_text())) if path else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _writer(path: Path | None) -> Writer:
+    skeleton, permitted = load_config(CONFIG)
+
+    def save(claims: dict[str, Claim]) -> None:
+        if path is not None:
+            partial = path.with_suffix(".new")
+            partial.write_text(json.dumps(claiming.to_rows(claims)))
+            partial.replace(path)
+
+    return Writer(RealKernel(), skeleton, _version(), permitted, _read_claims(path), save)
+
+
+def _notify(text: str) -> None:
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(text.encode(), address.replace("@", "\0", 1))
+
+
+def serve() -> int:
+    """Serve the socket that systemd passed and keep the skeleton standing."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        log.error("corral-netfilter serve is started by corral-netfilter.socket, with one socket")
+        return 2
+    writer = _writer(_claims_file())
+    # Subscribed before the first look, so that no change falls between the two.
+    rules = watch_socket(NETLINK_NETFILTER, NFNLGRP_NFTABLES)
+    links = watch_socket(socket.NETLINK_ROUTE, RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR)
+    writer.heal("the start")
+    writer.prune()
+    server = Server(writer, socket.socket(fileno=LISTEN_FD), rules, links)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    _notify("READY=1")
+    server.serve()
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        if words == ["serve"]:
+            return serve()
+        if words == ["skeleton"]:
+            for problem in _writer(None).heal("the boot"):
+                log.warning("%s", problem.text)
+            return 0
+        if words == ["remove"]:
+            RealKernel().remove(load_config(CONFIG)[0])
+            return 0
+    except GiveUp as error:
+        log.error("%s", error)
+        return 1
+    except (KernelError, ValueError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    log.error("usage: corral-netfilter serve|skeleton|remove")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""From what the kernel holds to what has to be written. Pure.
+
+Only two operations touch iptables: *replace a chain* of our own, and *insert a hook* into a foreign chain. A
+foreign chain is never declared (that would flush it) and a foreign line is never rewritten: the lines that
+are deleted are our own, word for word as the kernel printed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from enforcer.netfilter.skeleton import COMMENT, DENIED, DOCKER_USER, HOST, PINS, TABLE, Hook, Rule, Skeleton
+
+SET_TYPES = {PINS: "hash:ip,port,ip", HOST: "hash:ip,port,ip", DENIED: "hash:ip"}
+
+Lines = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the kernel holds.
+
+    ``tables`` maps (family, table) to chain -> rule lines as ``-S`` prints them after ``-A CHAIN``; a chain
+    without rules is an empty list, a missing chain is absent. ``backstop`` maps the chains of our nft table
+    to their hook line and tags, None when there is no table. ``sets`` maps our set names to their types.
+    ``bridge_filter`` is bridge-nf-call-iptables and -ip6tables, None where the file does not exist.
+    """
+
+    tables: Mapping[tuple[int, str], Lines]
+    backstop: Mapping[str, tuple[str, ...]] | None
+    gateways: frozenset[str] = frozenset()
+    owners: frozenset[tuple[str, int]] = frozenset()
+    sets: Mapping[str, str] = field(default_factory=dict)
+    bridge_filter: tuple[int | None, int | None] = (1, 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One difference between the skeleton and the kernel.
+
+    ``part`` is jump, chains, input, nat, ipv6, backstop, sets, bridge-filter or hook; the last one (Docker's
+    FORWARD chain does not lead through DOCKER-USER first) is for Docker to mend; the backstop holds.
+    """
+
+    part: str
+    text: str
+    healable: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to write: kind is nft, sets, iptables, new-chain or sysctl."""
+
+    kind: str
+    text: str
+    family: int = 4
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The problems found and the steps that mend them, deny first."""
+
+    problems: tuple[Problem, ...]
+    steps: tuple[Step, ...]
+
+
+def parse_save(text: str) -> dict[str, list[str]]:
+    """Split the output of ``iptables -S`` into chains; rules stay opaque text."""
+    chains: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        name, _, rule = rest.partition(" ")
+        if word in ("-P", "-N"):
+            chains.setdefault(name, [])
+        elif word == "-A":
+            chains.setdefault(name, []).append(rule)
+    return chains
+
+
+def tag_of(line: str) -> str | None:
+    """Return our hash out of a rule line, None for a foreign rule."""
+    found = COMMENT.search(line)
+    return found.group(0) if found else None
+
+
+def plan(
+    skeleton: Skeleton, seen: Observed, gateways: frozenset[str], owners: frozenset[tuple[str, int]]
+) -> Plan:
+    """Compare and return what is wrong and how to mend it; nothing wrong gives an empty plan."""
+    problems: list[Problem] = []
+    steps: list[Step] = []
+
+    expected = {
+        chain.name: (f"{chain.hook} {chain.priority}", *(rule.tag for rule in chain.rules))
+        for chain in skeleton.backstop
+    }
+    if seen.backstop is None or dict(seen.backstop) != expected:
+        what = "is missing" if seen.backstop is None else "differs"
+        problems.append(Problem("backstop", f"table inet {TABLE} {what}"))
+        steps.append(Step("nft", skeleton.nft_script(gateways, owners), part="backstop"))
+    elif (seen.gateways, seen.owners) != (gateways, owners):
+        problems.append(Problem("claims", f"the sets of table inet {TABLE} differ"))
+        steps.append(Step("nft", _fill(gateways, owners), part="backstop"))
+
+    for name, kind in SET_TYPES.items():
+        have = seen.sets.get(name)
+        if have is None:
+            problems.append(Problem("sets", f"set {name} is missing"))
+            steps.append(Step("sets", name, part="sets"))
+        elif have != kind:
+            problems.append(Problem("sets", f"set {name} is {have}, not {kind}: not ours", healable=False))
+
+    filter4 = seen.tables.get((4, "filter"), {})
+    _chains(4, skeleton.chains4, filter4, problems, steps)
+    if DOCKER_USER not in filter4:
+        problems.append(Problem("jump", f"chain {DOCKER_USER} is missing"))
+        steps.append(Step("new-chain", DOCKER_USER, part="jump"))
+    _chains(6, skeleton.chains6, seen.tables.get((6, "filter"), {}), problems, steps)
+    _hooks(skeleton, seen, problems, steps)
+
+    forward = filter4.get("FORWARD", [])
+    if not forward or f"-j {DOCKER_USER}" not in forward[0]:
+        problems.append(Problem("hook", f"FORWARD does not lead through {DOCKER_USER} first", healable=False))
+    for value, name in zip(seen.bridge_filter, ("iptables", "ip6tables"), strict=True):
+        if value != 1:
+            problems.append(Problem("bridge-filter", f"bridge-nf-call-{name} is {value}, not 1"))
+            steps.append(Step("sysctl", f"bridge-nf-call-{name}", part="bridge-filter"))
+    return Plan(tuple(problems), tuple(steps))
+
+
+def _fill(gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> str:
+    lines = [f"flush set inet {TABLE} gateways", f"flush set inet {TABLE} owners"]
+    if gateways:
+        lines.append(f"add element inet {TABLE} gateways {{ {', '.join(sorted(gateways))} }}")
+    if owners:
+        body = ", ".join(f'"{bridge}" . {uid}' for bridge, uid in sorted(owners))
+        lines.append(f"add element inet {TABLE} owners {{ {body} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _chains(
+    family: int,
+    wanted: Mapping[str, tuple[Rule, ...]],
+    seen: Lines,
+    problems: list[Problem],
+    steps: list[Step],
+) -> None:
+    wrong = [
+        name
+        for name, rules in wanted.items()
+        if [tag_of(line) for line in seen.get(name, [])] != _tags(rules, seen, name)
+    ]
+    if not wrong:
+        return
+    problems.append(Problem("chains" if family == 4 else "ipv6", f"{', '.join(wrong)} (IPv{family}) differ"))
+    # All of our chains in one transaction: a chain is only named once it exists.
+    lines = ["*filter", *(f":{name} - [0:0]" for name in wanted)]
+    lines += [f"-A {name} {rule.iptables()}" for name, rules in wanted.items() for rule in rules]
+    steps.append(
+        Step("iptables", "\n".join([*lines, "COMMIT", ""]), family, "chains" if family == 4 else "ipv6")
+    )
+
+
+def _tags(rules: tuple[Rule, ...], seen: Lines, name: str) -> list[str | None] | None:
+    # A chain that does not exist equals nothing, not even an empty list.
+    return [rule.tag for rule in rules] if name in seen else None
+
+
+def _part(hook: Hook) -> str:
+    if hook.family == 6:
+        return "ipv6"
+    return {"DOCKER-USER": "jump", "INPUT": "input", "POSTROUTING": "nat"}[hook.rule.chain]
+
+
+def _hooks(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: list[Step]) -> None:
+    grouped: dict[tuple[int, str, str], list[Hook]] = {}
+    for hook in skeleton.hooks:
+        grouped.setdefault((hook.family, hook.table, hook.rule.chain), []).append(hook)
+    for (family, table, chain), hooks in grouped.items():
+        lines = seen.tables.get((family, table), {}).get(chain, [])
+        wanted = [hook.rule.tag for hook in hooks]
+        ours = [line for line in lines if tag_of(line) is not None]
+        # Where our masquerade stands among foreign rules does not matter; a filter hook must come first.
+        in_place = [tag_of(line) for line in (ours if table == "nat" else lines[: len(wanted)])]
+        if in_place == wanted and len(ours) == len(wanted):
+            continue
+        part = _part(hooks[0])
+        problems.append(Problem(part, f"{chain} (IPv{family} {table}) lacks our rules at its top"))
+        text = [f"*{table}", *(f"-D {chain} {line}" for line in ours)]
+        text += [f"-I {chain} {hook.position} {hook.rule.iptables()}" for hook in hooks]
+        steps.append(Step("iptables", "\n".join([*text, "COMMIT", ""]), family, part))
+
+
+def removal(skeleton: Skeleton, seen: Observed) -> tuple[Step, ...]:
+    """Return the steps that take every rule and chain of ours out and leave foreign ones as they are."""
+    steps: list[Step] = []
+    own = {4: skeleton.chains4, 6: skeleton.chains6}
+    for (family, table), chains in seen.tables.items():
+        lines = [
+            f"-D {chain} {line}"
+            for chain, rules in chains.items()
+            if not chain.startswith("CORRAL-")
+            for line in rules
+            if tag_of(line) is not None
+        ]
+        present = [name for name in own[family] if table == "filter" and name in chains]
+        lines += [f"-F {name}" for name in present] + [f"-X {name}" for name in present]
+        if lines:
+            steps.append(Step("iptables", "\n".join([f"*{table}", *lines, "COMMIT", ""]), family))
+    steps += [Step("sets", name) for name in SET_TYPES if name in seen.sets]
+    if seen.backstop is not None:
+        steps.append(Step("nft", f"delete table inet {TABLE}\n"))
+    return tuple(steps)

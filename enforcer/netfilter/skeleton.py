@@ -1,0 +1,277 @@
+"""The constant rules, as text. Pure.
+
+They have the same size for one sandbox or a thousand: what changes is the content of the sets. Every rule
+carries a hash of its chain, position and text in its comment; that hash is how the rule is recognised later,
+so nobody has to parse a rule. ``docs/ruleset.md`` explains each line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+IFACE = "corral-"
+TABLE = "corral"
+
+PINS = "corral-pins"
+HOST = "corral-host"
+DENIED = "corral-denied"
+
+OUT, IN, PASS, INPUT, DENY = "CORRAL-OUT", "CORRAL-IN", "CORRAL-PASS", "CORRAL-HOST", "CORRAL-DENY"
+DENY6 = "CORRAL-DENY6"
+DOCKER_USER = "DOCKER-USER"
+
+TIMEOUT = 3600  # seconds an element lives without renewal: a dead service decays to closed
+MAXELEM = 1048576  # the default of 65,536 is reached
+
+COMMENT = re.compile(r"\bcorral:[0-9a-f]{12}\b")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of one chain: ``spec`` is iptables or nft syntax without the comment."""
+
+    chain: str
+    spec: str
+    target: str
+    tag: str
+
+    def iptables(self) -> str:
+        """Return the rule's text after ``-A CHAIN``."""
+        return " ".join(part for part in (self.spec, f"-m comment --comment {self.tag}", self.target) if part)
+
+    def nft(self) -> str:
+        """Return the rule's line inside an nft chain."""
+        return f'{self.spec} {self.target} comment "{self.tag}"'.strip()
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One rule of ours in a foreign chain, at a 1-based position of its own."""
+
+    family: int  # 4 or 6
+    table: str
+    rule: Rule
+    position: int
+
+
+def _rules(chain: str, lines: list[tuple[str, str]]) -> tuple[Rule, ...]:
+    rules = []
+    for index, (spec, target) in enumerate(lines):
+        digest = hashlib.sha256(f"{chain}\0{index}\0{spec}\0{target}".encode()).hexdigest()[:12]
+        rules.append(Rule(chain, spec, target, f"corral:{digest}"))
+    return tuple(rules)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An nft base chain of our own table."""
+
+    name: str
+    hook: str
+    priority: str
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """All rules for a configuration.
+
+    ``mark`` is one bit of the packet mark that no foreign rule uses; ``nflog_group`` receives denied packets;
+    ``flows_per_source`` bounds the conntrack entries one container can hold.
+    """
+
+    mark: int = 0x1000
+    nflog_group: int = 4010
+    flows_per_source: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.mark <= 0 or self.mark >= 1 << 32 or self.mark & (self.mark - 1):
+            raise ValueError(f"mark must be one bit of 32, not {self.mark:#x}")
+
+    @cached_property
+    def chains4(self) -> dict[str, tuple[Rule, ...]]:
+        """Our own chains of the IPv4 filter table."""
+        bits = f"{self.mark:#x}/{self.mark:#x}"
+        reply = "-m conntrack --ctstate ESTABLISHED --ctdir REPLY"
+        too_many = (
+            f"-m conntrack --ctstate NEW -m connlimit --connlimit-above {self.flows_per_source} "
+            "--connlimit-mask 32 --connlimit-saddr"
+        )
+        per_source = "--hashlimit-mode srcip --hashlimit-htable-expire 10000"
+        return {
+            PASS: _rules(
+                PASS,
+                [
+                    ("", f"-j MARK --set-xmark {bits}"),
+                    ("", "-j ACCEPT"),
+                ],
+            ),
+            DENY: _rules(
+                DENY,
+                [
+                    # No target: the match alone counts what this container was denied.
+                    (f"-m set --match-set {DENIED} src", ""),
+                    (
+                        f"-m hashlimit --hashlimit-name corral-log {per_source} "
+                        "--hashlimit-upto 20/sec --hashlimit-burst 50",
+                        f"-j NFLOG --nflog-group {self.nflog_group} --nflog-prefix corral-denied",
+                    ),
+                    (
+                        f"-p tcp -m hashlimit --hashlimit-name corral-rst {per_source} "
+                        "--hashlimit-upto 500/sec --hashlimit-burst 500",
+                        "-j REJECT --reject-with tcp-reset",
+                    ),
+                    (
+                        f"! -p tcp -m hashlimit --hashlimit-name corral-rej {per_source} "
+                        "--hashlimit-upto 500/sec --hashlimit-burst 500",
+                        "-j REJECT --reject-with icmp-admin-prohibited",
+                    ),
+                    ("", "-j DROP"),
+                ],
+            ),
+            OUT: _rules(
+                OUT,
+                [
+                    # A port that another container publishes is not a way around the set.
+                    ("-m conntrack --ctstate DNAT", f"-j {DENY}"),
+                    (too_many, f"-j {DENY}"),
+                    # No shortcut for established flows: each packet must match the set, so withdrawing an
+                    # element cuts the flow, and a flow older than the rules does not live on.
+                    (f"-m set --match-set {PINS} src,dst,dst", f"-j {PASS}"),
+                    (f"{reply} -m set --match-set {PINS} dst,src,src", f"-j {PASS}"),
+                    ("", f"-j {DENY}"),
+                ],
+            ),
+            IN: _rules(
+                IN,
+                [
+                    # port-unreachable and fragmentation-needed must come back.
+                    ("-p icmp -m conntrack --ctstate RELATED --ctdir REPLY", f"-j {PASS}"),
+                    (f"{reply} -m set --match-set {PINS} dst,src,src", f"-j {PASS}"),
+                    ("", "-j DROP"),
+                ],
+            ),
+            INPUT: _rules(
+                INPUT,
+                [
+                    (f"-m set --match-set {HOST} src,dst,dst", f"-j {PASS}"),
+                    (reply, f"-j {PASS}"),
+                    ("", f"-j {DENY}"),
+                ],
+            ),
+        }
+
+    @cached_property
+    def chains6(self) -> dict[str, tuple[Rule, ...]]:
+        """Our own chains of the IPv6 filter table: nothing of v6 is half-handled."""
+        refuse = [("", "-j REJECT --reject-with icmp6-adm-prohibited"), ("", "-j DROP")]
+        return {DENY6: _rules(DENY6, refuse)}
+
+    @cached_property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Our rules in foreign chains, in the order of their positions."""
+        bits = f"{self.mark:#x}/{self.mark:#x}"
+        user = _rules(DOCKER_USER, [(f"-i {IFACE}+", f"-j {OUT}"), (f"-o {IFACE}+", f"-j {IN}")])
+        host = _rules("INPUT", [(f"-i {IFACE}+", f"-j {INPUT}")])
+        nat = _rules("POSTROUTING", [(f"! -o {IFACE}+ -m mark --mark {bits}", "-j MASQUERADE")])
+        forward6 = _rules("FORWARD", [(f"-i {IFACE}+", f"-j {DENY6}"), (f"-o {IFACE}+", f"-j {DENY6}")])
+        input6 = _rules("INPUT", [(f"-i {IFACE}+", f"-j {DENY6}")])
+        return (
+            Hook(4, "filter", user[0], 1),
+            Hook(4, "filter", user[1], 2),
+            Hook(4, "filter", host[0], 1),
+            Hook(4, "nat", nat[0], 1),
+            Hook(6, "filter", forward6[0], 1),
+            Hook(6, "filter", forward6[1], 2),
+            Hook(6, "filter", input6[0], 1),
+        )
+
+    @cached_property
+    def backstop(self) -> tuple[Chain, ...]:
+        """Base chains of our own nft table: they stand when DOCKER-USER does not."""
+        mine, theirs = f'iifname "{IFACE}*"', f'oifname "{IFACE}*"'
+        keep = f"{0xFFFFFFFF ^ self.mark:#x}"
+        unmarked = f"meta mark & {self.mark:#x} == 0"
+        clear = f"meta mark set meta mark & {keep}"
+
+        def chain(name: str, hook: str, priority: str, lines: list[tuple[str, str]]) -> Chain:
+            return Chain(name, hook, priority, _rules(name, lines))
+
+        return (
+            chain(
+                "anti_spoof",
+                "prerouting",
+                "raw",
+                [
+                    (f"{mine} meta nfproto ipv6", "counter drop"),
+                    # The next two pass the reverse-path check.
+                    (f"{mine} ip saddr 0.0.0.0", "counter drop"),
+                    (f"{mine} fib daddr type {{ broadcast, multicast }}", "counter drop"),
+                    (f"{mine} fib saddr . iif oif 0", "counter drop"),
+                ],
+            ),
+            # A host that restores the packet mark from conntrack would hand our bit to anyone.
+            chain("forward_clear", "forward", "filter - 1", [(mine, clear), (theirs, clear)]),
+            chain("input_clear", "input", "filter - 1", [(mine, clear)]),
+            chain(
+                "forward_backstop",
+                "forward",
+                "filter + 10",
+                [(f"{mine} {unmarked}", "counter drop"), (f"{theirs} {unmarked}", "counter drop")],
+            ),
+            chain(
+                "input_backstop",
+                "input",
+                "filter + 10",
+                [
+                    (f"{mine} {unmarked}", "counter drop"),
+                    # A gateway address is no boundary by itself: other bridges and the uplink reach it too.
+                    (f'iifname != "lo" iifname != "{IFACE}*" ip daddr @gateways', "counter drop"),
+                ],
+            ),
+            chain(
+                "output_owner",
+                "output",
+                "filter",
+                [
+                    (
+                        f"{theirs} ct state new meta skuid != 0 oifname . meta skuid != @owners",
+                        "counter drop",
+                    ),
+                    (f"{theirs} meta nfproto ipv6", "counter drop"),
+                ],
+            ),
+        )
+
+    def nft_script(self, gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> str:
+        """Return one nft transaction that replaces our table and keeps the elements of its two sets."""
+        lines = [f"table inet {TABLE} {{ }}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
+        lines += _nft_set("gateways", "type ipv4_addr", sorted(gateways))
+        lines += _nft_set(
+            "owners", "typeof meta oifname . meta skuid", [f'"{i}" . {u}' for i, u in sorted(owners)]
+        )
+        for chain in self.backstop:
+            lines.append(f"  chain {chain.name} {{")
+            lines.append(f"    type filter hook {chain.hook} priority {chain.priority}; policy accept;")
+            lines += [f"    {rule.nft()}" for rule in chain.rules]
+            lines.append("  }")
+        lines.append("}")
+        return "\n".join(lines) + "\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash over every rule: two writers with the same digest load the same skeleton."""
+        own = [rule for chains in (self.chains4, self.chains6) for rules in chains.values() for rule in rules]
+        own += [hook.rule for hook in self.hooks]
+        own += [rule for chain in self.backstop for rule in chain.rules]
+        return hashlib.sha256("\n".join(rule.tag for rule in own).encode()).hexdigest()[:16]
+
+
+def _nft_set(name: str, kind: str, elements: list[str]) -> list[str]:
+    body = [f"  set {name} {{", f"    {kind}"]
+    if elements:
+        body.append(f"    elements = {{ {', '.join(elements)} }}")
+    return [*body, "  }"]

@@ -1,0 +1,202 @@
+"""What the writer does with requests and with the kernel's changes. No sockets here.
+
+It holds three things true: the skeleton stands, the sets hold exactly what living claims asked for, and an
+answer is always what was read back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+from typing import Any
+
+from enforcer.netfilter import claims as claiming
+from enforcer.netfilter.claims import Claim
+from enforcer.netfilter.kernel import Kernel, KernelError
+from enforcer.netfilter.model import (
+    PROTOCOL_VERSION,
+    ApplyRequest,
+    Element,
+    Entry,
+    Refused,
+    parse_apply,
+)
+from enforcer.netfilter.plan import Plan, Problem
+from enforcer.netfilter.skeleton import HOST, PINS, TIMEOUT, Skeleton
+
+log = logging.getLogger("corral.netfilter")
+
+RENEW_BELOW = TIMEOUT // 2
+HEAL_TRIES = 10
+HEAL_DELAY = 0.05
+
+
+class GiveUp(Exception):
+    """The skeleton could not be mended; ``sent`` is what was tried. The process ends, the backstop stays."""
+
+
+@dataclass
+class Writer:
+    """State of the writer: claims, and how the skeleton fared.
+
+    ``save`` receives the claims whenever they change. ``sleep`` and ``clock`` take and return seconds.
+    """
+
+    kernel: Kernel
+    skeleton: Skeleton
+    version: str
+    permitted: tuple[IPv4Network, ...] = ()
+    claims: dict[str, Claim] = field(default_factory=dict)
+    save: Callable[[dict[str, Claim]], None] = lambda _claims: None
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    heals: int = 0
+
+    def _gateways(self) -> frozenset[str]:
+        return frozenset(str(claim.gateway) for claim in self.claims.values())
+
+    def _owners(self) -> frozenset[tuple[str, int]]:
+        return frozenset((claim.bridge, claim.uid) for claim in self.claims.values())
+
+    def audit(self) -> Plan:
+        """Return what differs from the skeleton now."""
+        return self.kernel.audit(self.skeleton, self._gateways(), self._owners())
+
+    def heal(self, why: str) -> tuple[Problem, ...]:
+        """Mend the skeleton and return the problems that remain.
+
+        After a repair it looks again, 50 ms later and doubling: others may be writing too.
+
+        Raises:
+            GiveUp: ten repairs did not hold.
+        """
+        delay, failure, sent = HEAL_DELAY, "", ""
+        started = self.clock()
+        mended: list[str] = []
+        for attempt in range(HEAL_TRIES):
+            if attempt:
+                self.sleep(delay)
+                delay *= 2
+            try:
+                todo = self.audit()
+                only_sysctl = attempt and all(step.kind == "sysctl" for step in todo.steps)
+                if not todo.steps or only_sysctl:
+                    # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
+                    if mended:
+                        self.heals += 1
+                        spent = (self.clock() - started) * 1000
+                        log.warning("healed after %s in %.0f ms: %s", why, spent, "; ".join(mended))
+                    return todo.problems
+                sent = "\n".join(step.text for step in todo.steps)
+                self.kernel.carry_out(todo)
+                mended += [
+                    problem.text for problem in todo.problems if problem.healable and problem.part != "claims"
+                ]
+            except KernelError as error:
+                failure, sent = str(error), error.sent or sent
+                log.error("mending the rules failed (try %d): %s", attempt + 1, failure)
+        raise GiveUp(f"the rules could not be mended after {HEAL_TRIES} tries: {failure}\nsent:\n{sent}")
+
+    def prune(self) -> None:
+        """Forget claims whose link died, and every element whose source no living claim covers."""
+        living = claiming.living(self.claims, self.kernel.links())
+        if living != self.claims:
+            log.info("claims gone with their links: %s", ", ".join(sorted(set(self.claims) - set(living))))
+            self.claims = living
+            self.save(self.claims)
+        for name in (PINS, HOST):
+            stale = [e for e in self.kernel.entries(name) if claiming.owner_of(self.claims, e.src) is None]
+            self._withdraw(name, stale)
+        watched = self.kernel.denied()
+        self.kernel.watch((), [src for src in watched if claiming.owner_of(self.claims, src) is None])
+
+    def _withdraw(self, name: str, elements: list[Element]) -> None:
+        if elements:
+            self.kernel.change(name, {}, elements)
+            self.kernel.forget_flows(elements)
+
+    def _sync(self, name: str, uid: int, wanted: dict[Element, str]) -> None:
+        held = self._mine(name, uid)
+        self._withdraw(name, [element for element in held if element not in wanted])
+        put = {
+            element: comment
+            for element, comment in wanted.items()
+            if element not in held or held[element].timeout < RENEW_BELOW or held[element].comment != comment
+        }
+        if put:
+            self.kernel.change(name, put, ())
+
+    def _mine(self, name: str, uid: int) -> dict[Element, Entry]:
+        own = {claim.bridge for claim in self.claims.values() if claim.uid == uid}
+        found = {}
+        for element, entry in self.kernel.entries(name).items():
+            claim = claiming.owner_of(self.claims, element.src)
+            if claim is not None and claim.bridge in own:
+                found[element] = entry
+        return found
+
+    def apply(self, uid: int, request: ApplyRequest) -> dict[str, Any]:
+        """Make the caller's desired state true and answer with what the kernel holds."""
+        self.claims, refused = claiming.admit(self.claims, self.kernel.links(), uid, request.sandboxes)
+        self.save(self.claims)
+        self.prune()
+        problems = self.heal("a change of claims")
+        pins, host, more = claiming.vet(
+            self.claims, uid, request.pins, request.host, self.permitted, self.kernel.host_addresses()
+        )
+        blocking = [problem.text for problem in problems if problem.part != "hook"]
+        if blocking:
+            # Nothing is granted under rules that do not stand.
+            pins, host = {}, {}
+            more += [f"nothing granted: {text}" for text in blocking]
+        self._sync(PINS, uid, pins)
+        self._sync(HOST, uid, host)
+        sources = {element.src for element in (*pins, *host)}
+        self.kernel.watch(sources, [src for src in self._watched(uid) if src not in sources])
+        return self.read(uid, problems) | {"refused": refused + more}
+
+    def _watched(self, uid: int) -> list[str]:
+        found = []
+        for source in self.kernel.denied():
+            claim = claiming.owner_of(self.claims, source)
+            if claim is not None and claim.uid == uid:
+                found.append(source)
+        return found
+
+    def read(self, uid: int, problems: tuple[Problem, ...] | None = None) -> dict[str, Any]:
+        """Answer with what the kernel holds for the caller, and how the skeleton stands."""
+        if problems is None:
+            problems = self.audit().problems
+        own = set(self._watched(uid))
+        return {
+            "ok": True,
+            "pins": [entry.row() for entry in self._mine(PINS, uid).values()],
+            "host": [entry.row() for entry in self._mine(HOST, uid).values()],
+            "denied": {src: count for src, count in self.kernel.denied().items() if src in own},
+            "problems": [[problem.part, problem.text] for problem in problems],
+            "refused": [],
+        }
+
+    def handle(self, uid: int, body: Any) -> dict[str, Any]:
+        """Answer one request of a peer with that uid. Never raises but GiveUp: errors are answers."""
+        try:
+            if not isinstance(body, dict) or body.get("v") != PROTOCOL_VERSION:
+                raise Refused(f"this writer speaks version {PROTOCOL_VERSION}; run: corral install")
+            operation = body.get("op")
+            if operation == "apply":
+                answer = self.apply(uid, parse_apply(body))
+            elif operation == "read":
+                answer = self.read(uid)
+            elif operation == "hello":
+                answer = {"ok": True, "skeleton": self.skeleton.digest, "heals": self.heals}
+            else:
+                raise Refused("op must be hello, read or apply")
+        except Refused as error:
+            answer = {"ok": False, "error": str(error)}
+        except KernelError as error:
+            log.error("request of uid %d failed: %s", uid, error)
+            answer = {"ok": False, "error": str(error)}
+        return {"v": PROTOCOL_VERSION, "version": self.version, **answer}
