@@ -1,0 +1,89 @@
+"""The service's own configuration, ~/.config/corral/enforcer.toml. Never part of a project's policy.
+
+::
+
+    permit_ranges = ["203.0.113.0/24"]   # addresses that vetting would refuse and a lab needs; loud in status
+    subnet_range = "172.16.0.0/16"       # where sandboxes get their /26 from
+    [dns]
+    servers = ["192.0.2.53"]             # default: the host's resolv.conf, read anew when it changes
+    [timers]                             # seconds
+    reconcile = 60
+    renew = 300
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from policy.errors import PolicyError
+
+FALLBACK_RANGES = ("172.16.0.0/16", "10.213.0.0/16", "192.168.128.0/17")
+RESOLV_CONF = Path("/etc/resolv.conf")
+WRITER_SOCKET = Path("/run/corral/netfilter.sock")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Dns(_Model):
+    """``servers`` are addresses, optionally ``address#port``; empty means the host's resolv.conf."""
+
+    servers: tuple[str, ...] = ()
+
+    @field_validator("servers")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            address, _, port = text.partition("#")
+            ip_address(address)
+            if port and not 1 <= int(port) <= 65535:
+                raise ValueError(f"{text}: port outside 1-65535")
+        return value
+
+
+class Timers(_Model):
+    """Seconds between full passes, and between renewals of the kernel's elements."""
+
+    reconcile: Annotated[float, Field(ge=1, le=3600)] = 60
+    renew: Annotated[float, Field(ge=1, le=1500)] = 300
+
+
+class Config(_Model):
+    """See the module."""
+
+    permit_ranges: tuple[IPv4Network | IPv6Network, ...] = ()
+    subnet_range: IPv4Network | None = None
+    dns: Dns = Dns()
+    timers: Timers = Timers()
+
+
+def path(home: Path, environ: Mapping[str, str]) -> Path:
+    """Return where the configuration of a user lies."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else home / ".config") / "corral" / "enforcer.toml"
+
+
+def load(file: Path) -> Config:
+    """Read the configuration; a missing file means the defaults.
+
+    Raises:
+        PolicyError: not TOML, an unknown key, or a value that does not validate.
+    """
+    try:
+        body = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Config()
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{file}: {error}") from error
+    try:
+        return Config.model_validate(body)
+    except ValidationError as error:
+        lines = [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise PolicyError("\n".join(lines)) from error

@@ -1,0 +1,101 @@
+"""What the enforcer needs of Docker: list, inspect, events. The only module here that imports the SDK."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+
+from policy.declaration import LABEL_UID
+from policy.errors import EngineError
+
+EVENT_TYPES = ["container", "network"]
+
+
+class Engine(Protocol):
+    """The Docker calls of the service. Every method raises EngineError when Docker does not answer."""
+
+    def containers(self, uid: int) -> list[dict[str, Any]]:
+        """Return the inspects of all containers that declare this uid, running or not."""
+
+    def container(self, ident: str) -> dict[str, Any] | None:
+        """Return one container's inspect, None when it is gone."""
+
+    def networks(self) -> list[dict[str, Any]]:
+        """Return the inspects of all networks."""
+
+    def network(self, ident: str) -> dict[str, Any] | None:
+        """Return one network's inspect with the containers on it, None when it is gone."""
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Yield events from now on; ends when Docker does."""
+
+    def close(self) -> None:
+        """Break off ``events`` of this client."""
+
+
+class DockerEngine:
+    """Docker over its local socket."""
+
+    def __init__(self) -> None:
+        try:
+            self._client = docker.from_env(timeout=20)
+        except DockerException as error:
+            raise EngineError(f"Docker does not answer: {error}", "systemctl status docker") from error
+        self._stream: Any = None
+
+    def containers(self, uid: int) -> list[dict[str, Any]]:
+        """See Engine."""
+        with _errors():
+            rows = self._client.api.containers(all=True, filters={"label": f"{LABEL_UID}={uid}"})
+        found = (self.container(row["Id"]) for row in rows)
+        return [inspect for inspect in found if inspect is not None]
+
+    def container(self, ident: str) -> dict[str, Any] | None:
+        """See Engine."""
+        with _errors():
+            try:
+                inspect: dict[str, Any] = self._client.api.inspect_container(ident)
+            except NotFound:
+                return None
+            return inspect
+
+    def networks(self) -> list[dict[str, Any]]:
+        """See Engine."""
+        with _errors():
+            rows: list[dict[str, Any]] = self._client.api.networks()
+            return rows
+
+    def network(self, ident: str) -> dict[str, Any] | None:
+        """See Engine."""
+        with _errors():
+            try:
+                inspect: dict[str, Any] = self._client.api.inspect_network(ident)
+            except NotFound:
+                return None
+            return inspect
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """See Engine."""
+        with _errors():
+            self._stream = self._client.events(decode=True, filters={"type": EVENT_TYPES})
+            yield from self._stream
+
+    def close(self) -> None:
+        """See Engine."""
+        if self._stream is not None:
+            with contextlib.suppress(Exception):
+                self._stream.close()
+        self._client.close()
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except (APIError, DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise EngineError(f"Docker: {error}") from error

@@ -1,0 +1,297 @@
+"""From what Docker reports to what corral may do for it. Pure.
+
+A container gets entries only if its inspect equals, field by field, what corral itself would have created: an
+allow-list, because a deny-list misses the next option that opens something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+from policy.container import (
+    ENTRYPOINT,
+    HOSTS_TARGET,
+    Mount,
+    SessionSpec,
+    host_config,
+    network_body,
+)
+from policy.declaration import (
+    LABEL_EGRESS,
+    LABEL_PROJECT,
+    LABEL_PURPOSE,
+    LABEL_SANDBOX,
+    LABEL_SCHEMA,
+    LABEL_SERVICE,
+    LABEL_SESSION,
+    LABEL_UID,
+    SCHEMA,
+    Declaration,
+)
+from policy.errors import PolicyError
+from policy.identity import BRIDGE, SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
+
+# What Docker fills in by itself. Everything else that corral did not ask for must be empty.
+DOCKER_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "Runtime": ("runc", "io.containerd.runc.v2"),
+    "ShmSize": (64 << 20,),
+    "MemorySwappiness": (-1,),
+}
+# Values that say nothing about isolation.
+IGNORED = frozenset({"ConsoleSize", "ContainerIDFile"})
+MASKED = frozenset(
+    {
+        "/proc/asound",
+        "/proc/acpi",
+        "/proc/kcore",
+        "/proc/keys",
+        "/proc/latency_stats",
+        "/proc/timer_list",
+        "/proc/timer_stats",
+        "/proc/sched_debug",
+        "/proc/scsi",
+        "/sys/firmware",
+    }
+)
+READ_ONLY = frozenset({"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"})
+
+
+@dataclass(frozen=True)
+class Network:
+    """A sandbox's Docker network as it really is; ``problems`` say where it differs from corral's own."""
+
+    name: str
+    bridge: str
+    subnet: IPv4Network
+    gateway: IPv4Address
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Session:
+    """One container that declares itself corral's. With ``problems`` it gets nothing."""
+
+    container: str
+    name: str
+    sandbox: Sandbox
+    service: str
+    session: str
+    address: str
+    hostname: str
+    hosts_file: Path
+    declaration: Declaration
+    network: Network | None
+    running: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A container on a corral network that does not declare itself, with the reasons it gets nothing."""
+
+    container: str
+    name: str
+    network: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose service this is: only containers of this uid, with hosts files below ``data_home``."""
+
+    uid: int
+    data_home: Path
+    ipv6: bool
+    sockets: frozenset[str] = field(default_factory=frozenset)
+
+
+def parse_network(inspect: Mapping[str, Any], uid: int) -> Network | None:
+    """Read ``GET /networks/<id>``; None when the network is no sandbox's of this user."""
+    found = inspect.get("Labels") or {}
+    bridge = (inspect.get("Options") or {}).get("com.docker.network.bridge.name", "")
+    sandbox_id = found.get(LABEL_SANDBOX, "")
+    if (
+        found.get(LABEL_UID) != str(uid)
+        or not SANDBOX_ID.fullmatch(sandbox_id)
+        or not BRIDGE.fullmatch(bridge)
+    ):
+        return None
+    sandbox = Sandbox(sandbox_id)
+    problems = []
+    try:
+        config = (inspect.get("IPAM") or {}).get("Config") or []
+        subnet = IPv4Network(config[0]["Subnet"])
+        gateway = IPv4Address(config[0]["Gateway"])
+        strangers = str(config[0].get("IPRange", ""))
+    except (IndexError, KeyError, ValueError, TypeError):
+        return None
+    wanted = network_body(sandbox, uid, str(subnet), str(gateway), strangers)
+    for key in ("Name", "Driver", "EnableIPv6", "Internal", "Attachable", "Options"):
+        if inspect.get(key) != wanted[key]:
+            problems.append(f"network: {key} is {inspect.get(key)!r}, not {wanted[key]!r}")
+    if len(config) != 1:
+        problems.append("network: more than one subnet")
+    return Network(str(inspect.get("Name")), bridge, subnet, gateway, tuple(problems))
+
+
+def is_declared(labels: Mapping[str, str], uid: int) -> bool:
+    """Tell whether a container says it is a corral session of this user."""
+    return LABEL_SANDBOX in labels and labels.get(LABEL_UID) == str(uid)
+
+
+def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Owner) -> Session:
+    """Read ``GET /containers/<id>/json`` of a declared container.
+
+    Raises:
+        PolicyError: its labels do not even name a sandbox and a session.
+    """
+    config = inspect.get("Config") or {}
+    labels = config.get("Labels") or {}
+    sandbox_id, session = labels.get(LABEL_SANDBOX, ""), labels.get(LABEL_SESSION, "")
+    service = labels.get(LABEL_SERVICE, "")
+    if (
+        not SANDBOX_ID.fullmatch(sandbox_id)
+        or not SESSION_ID.fullmatch(session)
+        or not service.isidentifier()
+    ):
+        raise PolicyError(f"container {inspect.get('Name')}: its labels name no session")
+    sandbox = Sandbox(sandbox_id)
+    problems: list[str] = []
+    declaration = Declaration()
+    if labels.get(LABEL_SCHEMA) != str(SCHEMA):
+        problems.append(f"label {LABEL_SCHEMA} is not {SCHEMA}; run: corral install")
+    else:
+        try:
+            declaration = Declaration.from_label(labels.get(LABEL_EGRESS, ""))
+        except PolicyError as error:
+            problems.append(error.message)
+    endpoints = (inspect.get("NetworkSettings") or {}).get("Networks") or {}
+    endpoint = endpoints.get(sandbox.network) or {}
+    address = str((endpoint.get("IPAMConfig") or {}).get("IPv4Address") or "")
+    state = inspect.get("State") or {}
+    running = bool(state.get("Running"))
+    hosts_file = StatePaths(owner.data_home / sandbox.id).hosts(session)
+    spec = SessionSpec(
+        sandbox=sandbox,
+        service=service,
+        session=session,
+        purpose=labels.get(LABEL_PURPOSE, ""),
+        uid=owner.uid,
+        gid=0,
+        image="",
+        address=address,
+        hosts_file=str(hosts_file),
+        project=labels.get(LABEL_PROJECT, ""),
+        workdir="",
+        argv=(),
+        declaration=declaration,
+        mounts=_mounts(inspect),
+        ipv6=owner.ipv6,
+    )
+    problems += _endpoint_problems(endpoints, sandbox, address, running, network)
+    problems += _config_problems(config, owner)
+    problems += _host_config_problems(inspect.get("HostConfig") or {}, spec)
+    problems += [f"mount {m.source} is a socket" for m in spec.mounts if m.source in owner.sockets]
+    return Session(
+        container=str(inspect.get("Id")),
+        name=str(inspect.get("Name", "")).lstrip("/"),
+        sandbox=sandbox,
+        service=service,
+        session=session,
+        address=address,
+        hostname=str(config.get("Hostname", "")),
+        hosts_file=hosts_file,
+        declaration=declaration,
+        network=network,
+        running=running,
+        problems=tuple(problems),
+    )
+
+
+def mount_sources(inspect: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the host paths that a container mounts."""
+    return tuple(mount.source for mount in _mounts(inspect))
+
+
+def _mounts(inspect: Mapping[str, Any]) -> tuple[Mount, ...]:
+    rows = (inspect.get("HostConfig") or {}).get("Mounts") or []
+    mounts = [Mount(str(r.get("Source")), str(r.get("Target")), bool(r.get("ReadOnly"))) for r in rows]
+    return tuple(mount for mount in mounts if mount.target != HOSTS_TARGET)
+
+
+def _endpoint_problems(
+    endpoints: Mapping[str, Any], sandbox: Sandbox, address: str, running: bool, network: Network | None
+) -> list[str]:
+    problems = []
+    if set(endpoints) != {sandbox.network}:
+        problems.append(
+            f"attached to {', '.join(sorted(endpoints)) or 'no network'}, not to {sandbox.network} alone"
+        )
+    if network is None:
+        return [*problems, f"network {sandbox.network} is not this sandbox's"]
+    problems += network.problems
+    try:
+        usable = IPv4Address(address) in network.subnet and IPv4Address(address) != network.gateway
+    except ValueError:
+        usable = False
+    if not usable:
+        problems.append(f"address {address or '(none)'} is not a fixed one in {network.subnet}")
+    actual = (endpoints.get(sandbox.network) or {}).get("IPAddress")
+    if running and actual != address:
+        problems.append(f"Docker gave it {actual or 'no address'} instead of {address}")
+    return problems
+
+
+def _config_problems(config: Mapping[str, Any], owner: Owner) -> list[str]:
+    problems = []
+    uid, _, gid = str(config.get("User", "")).partition(":")
+    if uid != str(owner.uid) or not gid.isdigit() or owner.uid == 0:
+        problems.append(f"runs as user {config.get('User')!r}, not as uid {owner.uid}")
+    if config.get("Entrypoint") != [ENTRYPOINT]:
+        problems.append(f"entrypoint is {config.get('Entrypoint')!r}")
+    if config.get("Volumes"):
+        problems.append("declares anonymous volumes")
+    return problems
+
+
+def _host_config_problems(actual: Mapping[str, Any], spec: SessionSpec) -> list[str]:
+    wanted = host_config(spec)
+    problems = []
+    for key in sorted(set(actual) | set(wanted)):
+        value, expected = actual.get(key), wanted.get(key)
+        if key == "Mounts":
+            if _plain_mounts(value) != _plain_mounts(expected):
+                problems.append("mounts differ from bind mounts with private propagation")
+        elif key == "MaskedPaths":
+            if not set(value or ()) >= MASKED:
+                problems.append("paths of /proc are unmasked")
+        elif key == "ReadonlyPaths":
+            if not set(value or ()) >= READ_ONLY:
+                problems.append("paths of /proc are writable")
+        elif key in wanted:
+            if _plain(value) != _plain(expected):
+                problems.append(f"{key} is {value!r}, not {expected!r}")
+        elif key not in IGNORED and value and value not in DOCKER_DEFAULTS.get(key, ()):
+            problems.append(f"{key} is {value!r}")
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item not in (None, "", [], {})}
+    return value or None
+
+
+def _plain_mounts(rows: Any) -> list[Any]:
+    plain = [{key: item for key, item in row.items() if key != "Consistency" or item} for row in rows or []]
+    for row in plain:
+        row["ReadOnly"] = bool(row.get("ReadOnly"))
+    return sorted(
+        (_plain(row) | {"ReadOnly": row["ReadOnly"]} for row in plain), key=lambda row: str(row["Target"])
+    )
