@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated
 
@@ -33,18 +33,18 @@ class _Model(BaseModel):
 
 
 class Dns(_Model):
-    """``servers`` are addresses, optionally ``address#port``; empty means the host's resolv.conf."""
+    """``servers`` are addresses, optionally with a port; empty means the host's resolv.conf."""
 
     servers: tuple[str, ...] = ()
 
     @field_validator("servers")
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        # The command line reads this configuration too and should not wait for a DNS library.
+        from enforcer.resolver import Server
+
         for text in value:
-            address, _, port = text.partition("#")
-            ip_address(address)
-            if port and not 1 <= int(port) <= 65535:
-                raise ValueError(f"{text}: port outside 1-65535")
+            Server.parse(text)
         return value
 
 

@@ -14,6 +14,7 @@ from policy.declaration import LABEL_UID
 from policy.errors import EngineError
 
 EVENT_TYPES = ["container", "network"]
+QUIET = 6 * 3600
 
 
 class Engine(Protocol):
@@ -31,11 +32,11 @@ class Engine(Protocol):
     def network(self, ident: str) -> dict[str, Any] | None:
         """Return one network's inspect with the containers on it, None when it is gone."""
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield events from now on; ends when Docker does."""
+    def subscribe(self) -> Iterator[Mapping[str, Any]]:
+        """Open the event stream, and return it only once it is open; it ends when Docker does."""
 
     def close(self) -> None:
-        """Break off ``events`` of this client."""
+        """Break off the event stream of this client."""
 
 
 class DockerEngine:
@@ -44,6 +45,8 @@ class DockerEngine:
     def __init__(self) -> None:
         try:
             self._client = docker.from_env(timeout=20)
+            # A stream that is quiet for hours is not broken.
+            self._streaming = docker.from_env(timeout=QUIET)
         except DockerException as error:
             raise EngineError(f"Docker does not answer: {error}", "systemctl status docker") from error
         self._stream: Any = None
@@ -79,10 +82,14 @@ class DockerEngine:
                 return None
             return inspect
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
+    def subscribe(self) -> Iterator[Mapping[str, Any]]:
         """See Engine."""
         with _errors():
-            self._stream = self._client.events(decode=True, filters={"type": EVENT_TYPES})
+            self._stream = self._streaming.events(decode=True, filters={"type": EVENT_TYPES})
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Mapping[str, Any]]:
+        with _errors():
             yield from self._stream
 
     def close(self) -> None:
@@ -91,6 +98,7 @@ class DockerEngine:
             with contextlib.suppress(Exception):
                 self._stream.close()
         self._client.close()
+        self._streaming.close()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,140 @@
+"""The enforcer's local API: HTTP and JSON on a unix socket that only its user may open."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import logging
+import os
+import socketserver
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from policy.errors import CorralError, NotReadyError
+
+log = logging.getLogger("corral.enforcer")
+
+MAX_BODY = 64 << 10
+SLACK = 8.0
+
+
+class Backend(Protocol):
+    """What the API asks of the service. All run on the service's loop."""
+
+    async def version(self) -> dict[str, Any]:
+        """Return versions."""
+
+    async def await_ready(self, container: str, timeout: float) -> dict[str, Any]:
+        """Return when a container may start; NotReadyError when it may not."""
+
+    async def withdraw(self, container: str) -> dict[str, Any]:
+        """Take a container's entries away."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return the whole status."""
+
+    async def live(self, sandbox: str) -> dict[str, Any]:
+        """Return what the kernel holds for a sandbox."""
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, path: str, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
+        self.backend = backend
+        self.loop = loop
+        super().__init__(path, _Handler)
+
+    def call(self, work: Awaitable[dict[str, Any]], timeout: float) -> dict[str, Any]:
+        async def run() -> dict[str, Any]:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "corral"
+    timeout = 60
+    server: _Server
+
+    def address_string(self) -> str:
+        return "local"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        log.debug(format, *args)
+
+    def do_GET(self) -> None:
+        backend, parts = self.server.backend, urlsplit(self.path)
+        if parts.path == "/v1/version":
+            self._answer(backend.version())
+        elif parts.path == "/v1/status":
+            self._answer(backend.status())
+        elif parts.path == "/v1/live":
+            self._answer(backend.live(parse_qs(parts.query).get("sandbox", [""])[0]))
+        else:
+            self._send(404, {"error": f"no such resource: {parts.path}"})
+
+    def do_POST(self) -> None:
+        try:
+            length = int(self.headers.get("Content-Length", "0"))
+            if not 0 <= length <= MAX_BODY:
+                raise ValueError("body too large")
+            body = json.loads(self.rfile.read(length))
+            container = str(body["container"])
+            timeout = min(float(body.get("timeout", 15.0)), 120.0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._send(400, {"error": f"malformed request: {error}"})
+            return
+        if self.path == "/v1/await-ready":
+            self._answer(self.server.backend.await_ready(container, timeout), timeout + SLACK)
+        elif self.path == "/v1/withdraw":
+            self._answer(self.server.backend.withdraw(container))
+        else:
+            self._send(404, {"error": f"no such resource: {self.path}"})
+
+    def _answer(self, work: Awaitable[dict[str, Any]], timeout: float = 30.0) -> None:
+        try:
+            self._send(200, self.server.call(work, timeout))
+        except NotReadyError as error:
+            self._send(409, {"error": error.message, "hint": error.hint})
+        except CorralError as error:
+            self._send(500, {"error": error.message, "hint": error.hint})
+        except TimeoutError:
+            self._send(
+                500, {"error": "the enforcer is too busy", "hint": "journalctl --user -u corral-enforcer"}
+            )
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class Api:
+    """The listening socket and its threads."""
+
+    def __init__(self, path: Path, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The lock of this directory is ours: what lies here is a dead predecessor's.
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._server = _Server(str(path), backend, loop)
+        finally:
+            os.umask(before)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="api", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()

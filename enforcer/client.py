@@ -1,0 +1,114 @@
+"""Asking the enforcer: HTTP and JSON over its unix socket. What the command line may use of this package."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enforcer.config import Config
+from enforcer.config import load as _load_config
+from enforcer.config import path as _config_path
+from enforcer.hostsfile import HOST_CONF
+from enforcer.hostsfile import create as create_hosts_file
+from enforcer.hostsfile import render as render_hosts_file
+from policy.errors import EnforcerError, NotReadyError
+
+__all__ = [
+    "HOST_CONF",
+    "Client",
+    "Config",
+    "create_hosts_file",
+    "load_config",
+    "render_hosts_file",
+    "socket_path",
+]
+
+START = "systemctl --user start corral-enforcer"
+
+
+def runtime_directory(environ: Mapping[str, str]) -> Path:
+    """Return corral's runtime directory of this user: $XDG_RUNTIME_DIR/corral."""
+    base = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    return Path(base) / "corral"
+
+
+def socket_path(environ: Mapping[str, str]) -> Path:
+    """Return where the enforcer of this user listens."""
+    return runtime_directory(environ) / "enforcer.sock"
+
+
+def load_config(home: Path, environ: Mapping[str, str]) -> Config:
+    """Read the service configuration of a user."""
+    return _load_config(_config_path(home, environ))
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("corral", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Client:
+    """One request, one connection. ``timeout`` in seconds."""
+
+    def __init__(self, path: Path, timeout: float = 30.0) -> None:
+        self._path = path
+        self._timeout = timeout
+
+    def _ask(
+        self, method: str, target: str, body: Any = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        connection = _Connection(self._path, timeout or self._timeout)
+        try:
+            connection.request(method, target, json.dumps(body) if body is not None else None)
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read())
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise EnforcerError("the enforcer is not running, so nothing would be enforced", START) from error
+        except TimeoutError as error:
+            raise EnforcerError(
+                f"the enforcer did not answer {target} in time", f"restart it: {START}"
+            ) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise EnforcerError(f"asking the enforcer at {self._path} failed: {error}", START) from error
+        finally:
+            connection.close()
+        if response.status == 200:
+            return answer
+        kind = NotReadyError if response.status == 409 else EnforcerError
+        raise kind(str(answer.get("error", response.reason)), answer.get("hint"))
+
+    def version(self) -> dict[str, Any]:
+        """Return the versions of the enforcer, its API and the writer."""
+        return self._ask("GET", "/v1/version")
+
+    def await_ready(self, container: str, timeout: float = 15.0) -> dict[str, Any]:
+        """Wait until the network policy of a created container is true in the kernel.
+
+        Raises:
+            NotReadyError: it was refused, or not true in time; the container must not start.
+        """
+        body = {"container": container, "timeout": timeout}
+        return self._ask("POST", "/v1/await-ready", body, timeout + 10)
+
+    def withdraw(self, container: str) -> None:
+        """Take away what a container may reach, now."""
+        self._ask("POST", "/v1/withdraw", {"container": container})
+
+    def status(self) -> dict[str, Any]:
+        """Return sandboxes, sessions, names and what is wrong."""
+        return self._ask("GET", "/v1/status")
+
+    def live(self, sandbox: str) -> dict[str, Any]:
+        """Return what the kernel holds for a sandbox now, and whether the constant rules stand."""
+        return self._ask("GET", f"/v1/live?sandbox={sandbox}")

@@ -1,0 +1,106 @@
+"""Sessions and pins to kernel elements and hosts lines. Pure; the only place that decides what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from enforcer import hostsfile, pins
+from enforcer.sessions import Network, Session
+from enforcer.writerclient import Entry
+
+Row = tuple[str, str, int, str]
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment."""
+
+    sandboxes: tuple[Network, ...]
+    pins: Mapping[Row, str]
+    host: Mapping[Row, str]
+
+    def sandbox_rows(self) -> list[dict[str, str]]:
+        """Return the bridges as the writer takes them."""
+        return [
+            {"bridge": net.bridge, "subnet": str(net.subnet), "gateway": str(net.gateway)}
+            for net in self.sandboxes
+        ]
+
+
+def comment(session: Session, what: str) -> str:
+    """Return what a person sees beside a kernel element."""
+    return f"{session.sandbox.id} {session.service} {what}"[:200]
+
+
+def desired(
+    sessions: Iterable[Session],
+    networks: Iterable[Network],
+    allowed: Mapping[str, Mapping[str, tuple[pins.Grant, ...]]],
+    kept: Iterable[tuple[Row, str]] = (),
+) -> Ruleset:
+    """Return what the kernel should hold.
+
+    A session with problems contributes nothing. ``kept`` are elements that stand already and whose name has
+    not been asked since this service started: a restart takes nothing away before it knows better.
+    """
+    pin_rows: dict[Row, str] = {}
+    host_rows: dict[Row, str] = {}
+    for session in sessions:
+        if session.problems or session.network is None:
+            continue
+        for name, grants in sorted(allowed.get(session.container, {}).items()):
+            for grant in grants:
+                for port in grant.ports:
+                    pin_rows.setdefault((session.address, "tcp", port, grant.address), comment(session, name))
+        for service in session.declaration.host_services:
+            row = (session.address, "tcp", service.port, str(session.network.gateway))
+            host_rows[row] = comment(session, service.name)
+    for row, text in kept:
+        pin_rows.setdefault(row, text)
+    # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
+    return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows)
+
+
+def keep(
+    held: Iterable[Entry],
+    sessions: Iterable[Session],
+    untried: Mapping[str, frozenset[str]],
+    vet: Callable[[str], bool],
+) -> list[tuple[Row, str]]:
+    """Return the standing elements of names that were not asked yet: (element, comment).
+
+    ``untried`` maps container ids to such names; ``vet`` tells whether a name may open an address.
+    """
+    wanted = {
+        (session.address, comment(session, name))
+        for session in sessions
+        if not session.problems
+        for name in untried.get(session.container, frozenset())
+    }
+    ports = {
+        (session.address, port)
+        for session in sessions
+        for name in session.declaration.names
+        for port in name.ports
+    }
+    return [
+        ((entry.src, entry.proto, entry.port, entry.dst), entry.comment)
+        for entry in held
+        if (entry.src, entry.comment) in wanted and (entry.src, entry.port) in ports and vet(entry.dst)
+    ]
+
+
+def hosts_content(session: Session, published: Mapping[str, Iterable[str]]) -> bytes:
+    """Return the hosts file of a session."""
+    gateway = str(session.network.gateway) if session.network is not None else "127.0.0.1"
+    names = [name.host for name in session.declaration.names]
+    return hostsfile.render(session.hostname, session.address, gateway, names, published)
+
+
+def live(held: Iterable[Entry], sessions: Iterable[Session]) -> dict[str, frozenset[tuple[str, int]]]:
+    """Return container id -> (address, port) pairs that the kernel holds for it."""
+    by_source: dict[str, set[tuple[str, int]]] = {}
+    for entry in held:
+        by_source.setdefault(entry.src, set()).add((entry.dst, entry.port))
+    return {session.container: frozenset(by_source.get(session.address, ())) for session in sessions}

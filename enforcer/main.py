@@ -1,0 +1,50 @@
+"""The program ``corral-enforcer``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from enforcer.config import WRITER_SOCKET
+from enforcer.config import load as load_config
+from enforcer.config import path as config_path
+from enforcer.host import only_instance
+from enforcer.service import Service
+from enforcer.sessions import Owner
+from enforcer.writerclient import WriterClient
+from policy.errors import CorralError
+from policy.identity import data_home
+
+log = logging.getLogger("corral.enforcer")
+
+
+def main() -> None:
+    """Run the service of the current user until it is told to stop."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    environ, home = dict(os.environ), Path.home()
+    try:
+        config = load_config(config_path(home, environ))
+        directory = only_instance(environ)
+    except CorralError as error:
+        log.error("%s", error.render())
+        sys.exit(error.exit_code)
+    for net in config.permit_ranges:
+        log.warning("enforcer.toml permits names to open %s", net)
+    owner = Owner(os.getuid(), data_home(home, environ), Path("/proc/sys/net/ipv6").exists())
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await Service(config, owner, WriterClient(WRITER_SOCKET)).run(directory / "enforcer.sock", stop)
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

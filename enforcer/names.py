@@ -1,0 +1,154 @@
+"""The pinning engine at work: its state, the resolver, the clock that drives it, the file it survives in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from enforcer import pins
+from enforcer.config import Config
+from enforcer.resolver import Resolver, Server, system_servers
+from enforcer.vetting import Vetting
+
+log = logging.getLogger("corral.enforcer")
+
+RESUMED = 30.0  # seconds asleep after which every name is asked for before anything expires
+SAVE_EVERY = 60.0
+
+
+def suspended_seconds() -> float:
+    """Return how long the machine has been asleep since its boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+class Names:
+    """Owns ``state``. Runs on one event loop.
+
+    ``spawn`` starts a coroutine there; ``moved`` is called when allowed or published may have moved,
+    ``heard`` after each result of a query. ``clock`` is monotonic and counts suspend, ``wall`` is for
+    the saved file.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Path,
+        resolv_conf: Path,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        moved: Callable[[], None],
+        heard: Callable[[], Coroutine[Any, Any, None]],
+        suspended: Callable[[], float] = suspended_seconds,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._resolv_conf = resolv_conf
+        self._resolv_seen: tuple[int, int] | None = None
+        self._clock = clock
+        self._wall = wall
+        self._spawn = spawn
+        self._moved = moved
+        self._heard = heard
+        self._suspended = suspended
+        self._saved_generation = -1
+        self._resolver = Resolver(tuple(Server.parse(text) for text in config.dns.servers), clock)
+        self.state = self._restored()
+
+    def step(self, event: pins.Event) -> None:
+        """Apply one event and start what follows from it."""
+        before = self.state.generation
+        self.state, actions = pins.step(self.state, event, self._clock(), random.random)
+        for action in actions:
+            if isinstance(action, pins.Query):
+                self._spawn(self._resolve(action))
+            else:
+                level = logging.WARNING if action.alarm else logging.INFO
+                log.log(level, "name %s: %s: %s", action.name, action.kind, action.detail)
+        if self.state.generation != before:
+            self._moved()
+
+    async def tick_forever(self) -> None:
+        """Let time pass for the engine."""
+        slept = self._suspended()
+        saved = self._clock()
+        while True:
+            due = pins.next_due(self.state)
+            await asyncio.sleep(1.0 if due is None else min(max(due - self._clock(), 0.05), 1.0))
+            now_slept = self._suspended()
+            if now_slept - slept > RESUMED:
+                log.info("the machine slept for %.0f s: asking for all names again", now_slept - slept)
+                self.step(pins.Refresh(discard=True))
+            slept = now_slept
+            self.step(pins.Tick())
+            if self._clock() - saved > SAVE_EVERY:
+                # Equal answers renew an address without moving anything: that has to survive too.
+                saved = self._clock()
+                self.save(always=True)
+
+    async def _resolve(self, query: pins.Query) -> None:
+        self._watch_resolv_conf()
+        result = await self._resolver.resolve(query.name)
+        if isinstance(result, pins.Answer):
+            self.step(pins.Answered(result, query.token))
+        else:
+            self.step(pins.Failed(result, query.token))
+        await self._heard()
+
+    def _watch_resolv_conf(self) -> None:
+        if self._config.dns.servers:
+            return
+        try:
+            found = self._resolv_conf.stat()
+            mark = (found.st_ino, found.st_mtime_ns)
+            if mark == self._resolv_seen:
+                return
+            self._resolver.servers = system_servers(self._resolv_conf.read_text(errors="replace"))
+            if self._resolv_seen is not None:
+                log.info("the host's resolver changed: %s", ", ".join(map(str, self._resolver.servers)))
+                asyncio.get_running_loop().call_soon(self.step, pins.Refresh(discard=True))
+            self._resolv_seen = mark
+        except OSError as error:
+            log.error("%s: %s", self._resolv_conf, error)
+
+    def untried(self) -> dict[str, frozenset[str]]:
+        """Return container id -> names that were not asked since it was seen."""
+        return {ident: self.pending(ident) for ident in self.state.containers}
+
+    def pending(self, container: str) -> frozenset[str]:
+        """Return the names of a container that were not asked since it was seen."""
+        return frozenset(pins.readiness(self.state, container).pending)
+
+    def _restored(self) -> pins.State:
+        try:
+            return pins.restore(
+                json.loads(self._store.read_text()), self._clock(), self._wall(), self._vetting()
+            )
+        except FileNotFoundError:
+            return pins.State(vetting=self._vetting())
+        except (OSError, ValueError) as error:
+            log.warning("saved pins are not used: %s", error)
+            return pins.State(vetting=self._vetting())
+
+    def _vetting(self) -> Vetting:
+        # Until the host and Docker were looked at; what they refuse is taken out then.
+        return Vetting.of(permit=[str(net) for net in self._config.permit_ranges])
+
+    def save(self, always: bool = False) -> None:
+        """Write the state for the next start, when it moved."""
+        if self._saved_generation == self.state.generation and not always:
+            return
+        try:
+            self._store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            partial = self._store.with_suffix(".new")
+            partial.write_text(json.dumps(pins.save(self.state, self._clock(), self._wall())))
+            partial.replace(self._store)
+            self._saved_generation = self.state.generation
+        except OSError as error:
+            log.warning("pins cannot be saved: %s", error)

@@ -1,0 +1,108 @@
+"""What the service tells about itself, as JSON-able values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from enforcer import pins
+from enforcer.config import Config
+from enforcer.sessions import Network, Session, Stranger
+from enforcer.writerclient import Held
+
+API_VERSION = 1
+
+# Problems of these parts mean: the skeleton is not where packets pass.
+PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets"})
+
+
+def session_row(
+    session: Session, state: str, pinned: pins.State, held: Held | None, now: float
+) -> dict[str, Any]:
+    """Return one session of ``status``."""
+    packets: dict[str, int] = {}
+    for entry in held.pins if held else ():
+        if entry.src == session.address:
+            name = entry.comment.rpartition(" ")[2]
+            packets[name] = packets.get(name, 0) + entry.packets
+    names = []
+    if session.container in pinned.containers:
+        names = [
+            {
+                "name": row.name,
+                "state": row.state.value,
+                "addresses": list(row.addresses),
+                "lingering": list(row.lingering),
+                "packets": packets.get(row.name, 0),
+                "age": row.age,
+                "next_refresh": row.next_refresh,
+                "error": row.error,
+                "optional": row.optional,
+            }
+            for row in pins.status(pinned, session.container, now)
+        ]
+    return {
+        "container": session.container,
+        "name": session.name,
+        "service": session.service,
+        "session": session.session,
+        "address": session.address,
+        "state": state,
+        "problems": list(session.problems),
+        "denied": (held.denied if held else {}).get(session.address, 0),
+        "host_services": [{"name": s.name, "port": s.port} for s in session.declaration.host_services],
+        "names": names,
+    }
+
+
+def status(
+    version: str,
+    config: Config,
+    networks: Iterable[Network],
+    rows: Mapping[str, list[dict[str, Any]]],
+    strangers: Iterable[Stranger],
+    held: Held | None,
+    errors: Iterable[str],
+) -> dict[str, Any]:
+    """Return the body of ``GET /v1/status``; ``rows`` maps network names to their sessions."""
+    return {
+        "version": version,
+        "api": API_VERSION,
+        "permit_ranges": [str(net) for net in config.permit_ranges],
+        "problems": [text for _, text in held.problems] if held else [],
+        "errors": list(errors),
+        "sandboxes": [
+            {
+                "sandbox": net.name.removeprefix("corral-"),
+                "network": net.name,
+                "bridge": net.bridge,
+                "subnet": str(net.subnet),
+                "gateway": str(net.gateway),
+                "problems": list(net.problems),
+                "sessions": rows.get(net.name, []),
+            }
+            for net in networks
+        ],
+        "strangers": [
+            {"container": s.container, "name": s.name, "network": s.network, "reasons": list(s.reasons)}
+            for s in strangers
+        ],
+    }
+
+
+def live(held: Held, addresses: frozenset[str]) -> dict[str, Any]:
+    """Return the body of ``GET /v1/live`` for the containers at ``addresses``."""
+    parts = {part for part, _ in held.problems}
+    return {
+        "pins": [[e.src, e.proto, e.port, e.dst] for e in held.pins if e.src in addresses],
+        "host": [[e.src, e.proto, e.port, e.dst] for e in held.host if e.src in addresses],
+        "packets": {f"{e.src} {e.dst}:{e.port}": e.packets for e in held.pins if e.src in addresses},
+        "denied": {src: count for src, count in held.denied.items() if src in addresses},
+        "skeleton": {
+            "jump": not parts & PATH_PARTS,
+            "backstop": not parts & {"backstop", "claims"},
+            "input": "input" not in parts,
+            "ipv6": "ipv6" not in parts,
+            "problems": [text for _, text in held.problems],
+        },
+    }
