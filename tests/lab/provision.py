@@ -1,0 +1,79 @@
+"""What one box has beyond its tree: the user, DNS, trust, and a corporate user's proxy settings.
+
+Files are written into the overlay before the box boots, so that it boots the way a configured host does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from . import execute, layout
+from .layout import Layout
+from .registries import Registries
+
+PROXY = f"http://{layout.GATEWAY}:{layout.PROXY_PORT}"
+MACHINE_CAS = Path("/usr/local/share/ca-certificates")
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def provision(lab: Layout, registries: Registries) -> None:
+    """Write everything into the mounted root of a box that does not run yet."""
+    root = lab.root
+    inside = [execute.tool("chroot"), str(root), "/usr/bin/env", "-i", f"PATH={PATH}"]
+    uid = str(layout.UID)
+    execute.run([*inside, "useradd", "--create-home", "--uid", uid, "--shell", "/bin/bash", layout.USER])
+    execute.run([*inside, "usermod", "--append", "--groups", "docker", layout.USER])
+    _write(root / f"etc/sudoers.d/{layout.USER}", f"{layout.USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
+    _write(root / f"var/lib/systemd/linger/{layout.USER}", "")
+    _write(root / "etc/hostname", "box\n")
+    _write(root / "etc/hosts", "127.0.0.1 localhost\n127.0.1.1 box\n::1 localhost ip6-localhost\n")
+    _write(root / "etc/systemd/resolved.conf.d/lab.conf", resolved_conf())
+    trust = root / "usr/local/share/ca-certificates"
+    for certificate in MACHINE_CAS.rglob("*.crt"):
+        shutil.copy(certificate, trust / certificate.name)
+    shutil.copy(lab.ca_certificate, trust / "corral-lab.crt")
+    execute.run([*inside, "update-ca-certificates"])
+    with (root / "etc/environment").open("a") as file:
+        file.writelines(f'{key}="{value}"\n' for key, value in proxy_environment().items())
+    _write(root / "etc/apt/apt.conf.d/90proxy", apt_proxy())
+    _write(root / "etc/pip.conf", pip_conf(registries.pip))
+    if registries.npm:
+        _write(root / "etc/npmrc", f"registry={registries.npm}\n")
+        _write(root / f"home/{layout.USER}/.npmrc", f"registry={registries.npm}\n")
+        shutil.chown(root / f"home/{layout.USER}/.npmrc", layout.UID, layout.UID)
+
+
+def proxy_environment() -> dict[str, str]:
+    """Both cases of each variable. What is served by the lab itself is not asked of the proxy."""
+    direct = ["localhost", "127.0.0.1", "::1", ".corral.example", layout.SERVERS, *layout.NAMES]
+    values = {"http_proxy": PROXY, "https_proxy": PROXY, "no_proxy": ",".join(direct)}
+    return values | {key.upper(): value for key, value in values.items()}
+
+
+def resolved_conf() -> str:
+    lines = [
+        f"DNS={layout.RESOLVER}",
+        "FallbackDNS=",
+        "Domains=~.",
+        "LLMNR=no",
+        "MulticastDNS=no",
+        "DNSSEC=no",
+    ]
+    return "\n".join(["[Resolve]", *lines, ""])
+
+
+def apt_proxy() -> str:
+    return "".join(f'Acquire::{scheme}::Proxy "{PROXY}";\n' for scheme in ("http", "https"))
+
+
+def pip_conf(options: tuple[tuple[str, str], ...]) -> str:
+    """The machine's indexes (never local paths), and the system's trust store."""
+    lines = [f"{key} = {value}" for key, value in options]
+    return "\n".join(["[global]", "cert = /etc/ssl/certs/ca-certificates.crt", *lines, ""])
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
