@@ -29,7 +29,7 @@ HOSTS_TARGET = "/etc/hosts"
 DEAD_RESOLVER = "127.0.0.1"
 HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096
-NOFILE = 65536
+NOFILE = 16384
 
 IPV6_OFF = {
     "net.ipv6.conf.all.disable_ipv6": "1",

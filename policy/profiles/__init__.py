@@ -1,1 +1,53 @@
-"""corral: see docs/architecture.md."""
+"""The harnesses corral knows."""
+
+from __future__ import annotations
+
+import difflib
+
+from policy.errors import PolicyError
+from policy.problems import show
+from policy.profiles.base import BakedFile, NpmTarball, Profile, ProfileOptions, SeedFile, VerifyCheck
+from policy.profiles.opencode import OPENCODE
+
+__all__ = [
+    "BakedFile",
+    "NpmTarball",
+    "Profile",
+    "ProfileOptions",
+    "SeedFile",
+    "VerifyCheck",
+    "get",
+    "names",
+    "planned",
+]
+
+_PROFILES = {profile.name: profile for profile in (OPENCODE,)}
+_PLANNED = ("hermes", "claude", "codex", "gemini", "aider", "goose", "generic")
+
+
+def names() -> tuple[str, ...]:
+    """Return the profiles that can be used, sorted."""
+    return tuple(sorted(_PROFILES))
+
+
+def planned() -> tuple[str, ...]:
+    """Return the profiles that are announced but not available yet."""
+    return _PLANNED
+
+
+def get(name: str) -> Profile:
+    """Return a profile.
+
+    Raises:
+        PolicyError: unknown, or not available yet.
+    """
+    profile = _PROFILES.get(name)
+    if profile is not None:
+        return profile
+    available = f"available: {', '.join(names())}"
+    if name in _PLANNED:
+        raise PolicyError(f"profile {name} is not available yet", available)
+    near = difflib.get_close_matches(name, [*names(), *_PLANNED], n=1)
+    raise PolicyError(
+        f"unknown profile {show(name)}", f"did you mean {near[0]}? {available}" if near else available
+    )

@@ -1,0 +1,90 @@
+"""The policy that `corral init` writes."""
+
+from __future__ import annotations
+
+from policy import profiles
+from policy.profiles import Profile
+
+_TEMPLATE = """\
+# What the agent in this project may touch. Everything that is not listed here is denied.
+# After a change: corral verify, corral run.
+
+profile: {profile}
+{name}
+mode: run                  # an interactive or one-shot session in a container of its own
+
+# Host paths, under the same path inside. The project directory itself is mounted read-write; don't list it.
+# mounts:
+#   rw:
+#     - ~/Projects/shared
+#   ro:
+#     - ~/Documents/notes
+
+egress:
+  # Names the profile needs for its model providers:
+  #   {defaults}
+  # Set this to false when the agent uses none of them, such as with a model on this machine.
+  profile_defaults: true
+  # Domain names, port 443. The long form has other ports, and optional names that may fail to resolve.
+  # allow:
+  #   - api.example.com
+  #   - {{host: git.example.com, ports: [443, 22], optional: true}}
+
+# Services on 127.0.0.1 of this machine, inside reachable as corral-host:<port>.
+# host_services:
+#   - name: llama
+#     port: 8081
+
+# KEY=VALUE lines that become environment inside; the file is never mounted. It must be yours, mode 600.
+# secrets:
+#   env_file: ~/.config/corral/{file}.env
+
+# The image is built with the proxy, certificates and mirrors this machine uses, unless they are set here.
+# build:
+#   base_image: debian:bookworm-slim
+#   proxy:
+#     http: http://proxy.example.com:3128
+#     https: http://proxy.example.com:3128
+#     no_proxy: .example.com
+#   ca_certificates:
+#     - /usr/local/share/ca-certificates/example.crt
+"""
+
+
+def starter(profile: str, project_name: str) -> str:
+    """Return a commented corral.yaml that loads without error.
+
+    Args:
+        profile: name of a profile.
+        project_name: name of the project directory; becomes the sandbox's name when it can be one.
+
+    Raises:
+        PolicyError: no such profile, or not available yet.
+    """
+    chosen: Profile = profiles.get(profile)
+    usable = (
+        bool(project_name.strip()) and project_name.strip() == project_name and project_name.isprintable()
+    )
+    if usable and len(project_name) <= 512:
+        name = f"name: {_quoted(project_name)}"
+    else:
+        name = "# name: myproject        # default: the name of the project directory"
+    simple = project_name if project_name.isascii() and project_name.isalnum() else "myproject"
+    return _TEMPLATE.format(
+        profile=chosen.name,
+        name=name,
+        defaults=", ".join(chosen.default_egress) or "none",
+        file=simple,
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` as a double-quoted YAML scalar on one line."""
+    escaped = "".join(
+        f"\\{char}" if char in '"\\' else char if char.isascii() else _escape(char) for char in text
+    )
+    return f'"{escaped}"'
+
+
+def _escape(char: str) -> str:
+    return char if char.isalnum() else f"\\U{ord(char):08X}"

@@ -1,0 +1,258 @@
+"""corral.yaml as frozen models. Structure only: policy.loader checks paths against the file system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+from policy import profiles
+from policy.declaration import Declaration, HostService, Name, Port
+from policy.errors import PolicyError
+from policy.hosts import HostError, parse_host
+from policy.profiles import Profile
+from policy.urls import UrlError, is_no_proxy, split_http
+
+MAX_NAMES = 256
+MAX_SERVICES = 64
+MAX_MOUNTS = 128
+DNS_PORTS = frozenset({53, 853})
+
+_SERVICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
+
+
+def problem(what: str, fix: str | None = None) -> PydanticCustomError:
+    """Return an error that is shown as ``what`` with its ``fix``; ``what`` never holds the value."""
+    return PydanticCustomError("corral", "{what}", {"what": what, "fix": fix or ""})
+
+
+def _host(text: str) -> str:
+    try:
+        return parse_host(text)
+    except HostError as error:
+        raise problem(error.what, error.fix) from error
+
+
+def _number_as_text(value: Any) -> Any:
+    """YAML reads 127.1 or 10 as a number; the host parser has the better message for it."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _entry(value: Any) -> Any:
+    """Turn the short form of an allowlist entry into the long one."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return {"host": value}
+    if isinstance(value, dict):
+        first = next(iter(value), "")
+        if len(value) == 1 and "." in str(first):
+            ports = value[first] if isinstance(value[first], int) else 443
+            raise problem("a host name followed by a colon", f"write {{host: {first}, ports: [{ports}]}}")
+        return value
+    raise problem("must be a host name or a mapping with the key host")
+
+
+def _no_dns_port(port: int) -> int:
+    if port in DNS_PORTS:
+        raise problem("a port of DNS: a sandbox has no DNS", "remove the port")
+    return port
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) != len(values):
+        raise problem("a value is listed twice", "keep one of them")
+    return values
+
+
+def _url(credentials: bool) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text:
+            try:
+                split_http(text, credentials=credentials)
+            except UrlError as error:
+                raise problem(str(error), "write http://host:port or https://host/path") from error
+        return text
+
+    return check
+
+
+def _image(text: str) -> str:
+    if len(text) > 255 or not _IMAGE.fullmatch(text):
+        raise problem("not an image reference", "write NAME:TAG or NAME@sha256:DIGEST")
+    return text
+
+
+def _no_proxy(text: str) -> str:
+    if not is_no_proxy(text):
+        raise problem("a character that does not belong in no_proxy", "list hosts, separated by commas")
+    return text
+
+
+def _name(text: str) -> str:
+    if not text.strip() or text != text.strip():
+        raise problem("a sandbox name is empty or has spaces around it")
+    if not text.isprintable():
+        raise problem("a control character in the sandbox name", "remove it")
+    return text
+
+
+def _service_name(text: str) -> str:
+    if not _SERVICE_NAME.fullmatch(text):
+        raise problem("a service name is made of a-z, 0-9, '-' and '_' (at most 32)", "rename the service")
+    return text
+
+
+def _profile(text: str) -> str:
+    try:
+        return profiles.get(text).name
+    except PolicyError as error:
+        what = "is not available yet" if text in profiles.planned() else "unknown profile"
+        raise problem(what, error.hint) from error
+
+
+def _egress_mode(text: str) -> str:
+    if text == "allowlist":
+        return text
+    if text in {"open", "none", "host", "proxy"}:
+        raise problem("this egress mode is not supported yet", "use allowlist")
+    raise problem("unknown egress mode", "use allowlist")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Listed = Field(strict=False)
+HostUrl = Annotated[str, AfterValidator(_url(credentials=False))]
+ProxyUrl = Annotated[str, AfterValidator(_url(credentials=True))]
+
+
+class Mounts(_Model):
+    """Host paths as written; inside they appear under the same path."""
+
+    rw: Annotated[tuple[str, ...], Listed, Field(max_length=MAX_MOUNTS)] = ()
+    ro: Annotated[tuple[str, ...], Listed, Field(max_length=MAX_MOUNTS)] = ()
+
+
+class AllowEntry(_Model):
+    """One allowed name. ``liveness``: its reachability is checked when a session starts."""
+
+    host: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_host)]
+    ports: Annotated[
+        tuple[Annotated[Port, AfterValidator(_no_dns_port)], ...],
+        Listed,
+        Field(min_length=1, max_length=64),
+        AfterValidator(_distinct),
+    ] = (443,)
+    optional: bool = False
+    liveness: bool = True
+
+    def to_name(self) -> Name:
+        """Return the entry as the declaration carries it."""
+        return Name(host=self.host, ports=self.ports, optional=self.optional, liveness=self.liveness)
+
+
+class Egress(_Model):
+    """What may be reached beyond the sandbox."""
+
+    mode: Annotated[str, AfterValidator(_egress_mode)] = "allowlist"
+    allow: Annotated[
+        tuple[Annotated[AllowEntry, BeforeValidator(_entry)], ...], Listed, Field(max_length=MAX_NAMES)
+    ] = ()
+    profile_defaults: bool = True
+
+
+class Service(_Model):
+    """A service on this host's 127.0.0.1; inside it is corral-host:<port>."""
+
+    name: Annotated[str, AfterValidator(_service_name)]
+    port: Annotated[Port, AfterValidator(_no_dns_port)]
+
+
+def _distinct_services(services: tuple[Service, ...]) -> tuple[Service, ...]:
+    for what in ("name", "port"):
+        seen = [getattr(service, what) for service in services]
+        if len(set(seen)) != len(seen):
+            raise problem(f"two host services have the same {what}", "keep one of them")
+    return services
+
+
+class Secrets(_Model):
+    """``env_file``: a KEY=VALUE file on the host; its values become environment, it is never mounted."""
+
+    env_file: str | None = None
+
+
+class Proxy(_Model):
+    """Proxies for building the image. None: take the host's; empty text: use none."""
+
+    http: ProxyUrl | None = None
+    https: ProxyUrl | None = None
+    no_proxy: Annotated[str, AfterValidator(_no_proxy)] | None = None
+
+
+class Build(_Model):
+    """How the image is built. None means: what the host's own clients are configured with."""
+
+    base_image: Annotated[str, AfterValidator(_image)] = "debian:bookworm-slim"
+    proxy: Proxy = Proxy()
+    ca_certificates: Annotated[tuple[str, ...], Listed, Field(max_length=64)] = ()
+    npm_registry: HostUrl | None = None
+    pip_index: HostUrl | None = None
+    apt_mirror: HostUrl | None = None
+
+
+class Policy(_Model):
+    """The whole file."""
+
+    profile: Annotated[str, AfterValidator(_profile)]
+    name: Annotated[str, Field(max_length=512), AfterValidator(_name)] | None = None
+    mode: Literal["run", "daemon"] = "run"
+    mounts: Mounts = Mounts()
+    egress: Egress = Egress()
+    host_services: Annotated[
+        tuple[Service, ...], Listed, Field(max_length=MAX_SERVICES), AfterValidator(_distinct_services)
+    ] = ()
+    secrets: Secrets = Secrets()
+    build: Build = Build()
+    profile_options: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    background: Annotated[tuple[str, ...], Listed, AfterValidator(_distinct), Field(max_length=16)] = ()
+
+
+def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
+    """Return what a sandbox container of this policy declares.
+
+    The policy's names come first, in their order, then the profile's defaults. Entries of one host are
+    merged: the union of their ports in order of appearance; of several entries in the policy the strict wish
+    wins (optional only if all say so, liveness if any does); a profile default adds its ports only.
+    """
+    names: dict[str, Name] = {}
+    for entry in policy.egress.allow:
+        names[entry.host] = _merged(names.get(entry.host), entry.to_name())
+    defaults = profile.default_egress if policy.egress.profile_defaults else ()
+    for host in defaults:
+        known = names.get(host)
+        default = Name(host=host)
+        if known is not None:
+            default = Name(host=host, optional=known.optional, liveness=known.liveness)
+        names[host] = _merged(known, default)
+    services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
+    return Declaration(names=tuple(names.values()), host_services=services)
+
+
+def _merged(first: Name | None, second: Name) -> Name:
+    if first is None:
+        return second
+    return Name(
+        host=first.host,
+        ports=_union(first.ports, second.ports),
+        optional=first.optional and second.optional,
+        liveness=first.liveness or second.liveness,
+    )
+
+
+def _union(first: Iterable[int], second: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
