@@ -1,0 +1,55 @@
+# Every target works on a fresh Debian machine as root with make, git and python3-venv; see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv test test-unit test-all demo lab lab-shell lab-down lint format clean
+
+help:
+	@echo "make demo       the main job in the lab: a real agent in a sandbox, and what it could not reach"
+	@echo "make test       unit, contract and representative system tests"
+	@echo "make test-all   everything; writes docs/results/"
+	@echo "make lab        bring the lab up and keep it (lab-shell, lab-down)"
+
+venv: $(STAMP)
+
+$(STAMP): requirements/test.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not lab or representative" --durations=15
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit tests/contract
+
+test-all: $(STAMP)
+	$(BIN)/python -m tests.results
+
+demo: $(STAMP)
+	$(BIN)/python -m tests.demo
+
+lab: $(STAMP)
+	CORRAL_LAB_KEEP=1 $(BIN)/python -m tests.lab up
+
+lab-shell: $(STAMP)
+	$(BIN)/python -m tests.lab shell
+
+lab-down: $(STAMP)
+	$(BIN)/python -m tests.lab down
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

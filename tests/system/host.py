@@ -1,0 +1,205 @@
+"""A host with corral on it: the box, corral installed in it as a user does it, projects, and the far end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.lab import Box, Internet, Lab
+
+PYTHON = "/home/dev/.local/share/pipx/venvs/corral/bin/python"
+ENFORCER = "corral-enforcer.service"
+CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
+
+BASE_POLICY = """\
+profile: opencode
+egress:
+  profile_defaults: false
+  allow:
+    - allowed1.corral.example
+    - allowed2.corral.example
+"""
+
+FLOOD = """\
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+address, seconds = sys.argv[1], float(sys.argv[2])
+sent, end = 0, time.monotonic() + seconds
+while time.monotonic() < end:
+    try:
+        s.sendto(b"flood", (address, 9))
+    except OSError:
+        pass
+    sent += 1
+print(sent)
+"""
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass
+class Project:
+    """A project directory in the box with a corral.yaml."""
+
+    box: Box
+    path: str
+    started: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def policy(self, text: str) -> None:
+        self.write("corral.yaml", text)
+
+    def write(self, name: str, text: str) -> None:
+        self.box.write(f"{self.path}/{name}", textwrap.dedent(text))
+
+    def read(self, name: str) -> str:
+        return self.box.read(f"{self.path}/{name}")
+
+    def exists(self, name: str) -> bool:
+        return self.box.run(["test", "-e", f"{self.path}/{name}"], check=False).returncode == 0
+
+    def corral(self, *words: str, check: bool = True, timeout: float = 120, **options: Any) -> Done:
+        return self.box.run(["corral", *words], cwd=self.path, check=check, timeout=timeout, **options)
+
+    def inside(self, *argv: str, check: bool = True, timeout: float = 120, **options: Any) -> Done:
+        """Run a program in a sandbox of this project and wait for its end."""
+        return self.corral("run", "--", *argv, check=check, timeout=timeout, **options)
+
+    def start(self, *argv: str, marker: str | None = None) -> subprocess.Popen[Any]:
+        """Start a program in a sandbox and return once it has made the file ``marker`` in the project."""
+        process = self.box.popen(
+            ["corral", "run", "--", *argv],
+            cwd=self.path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(process)
+        if marker is not None:
+
+            def there() -> bool:
+                if process.poll() is not None:
+                    raise AssertionError(f"ended early: {process.communicate()[0]}")
+                return self.exists(marker)
+
+            self.box.wait_for(there, timeout=60)
+        return process
+
+    @property
+    def sandbox(self) -> dict[str, Any]:
+        """This project's row of ``corral status --json``."""
+        rows = json.loads(self.corral("status", "--json").stdout)["sandboxes"]
+        name = self.path.rpartition("/")[2]
+        found = [row for row in rows if row["sandbox"].rpartition("-")[0] == name]
+        assert found, rows
+        return dict(found[0])
+
+    def containers(self) -> list[str]:
+        names = self.box.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
+        name = self.path.rpartition("/")[2]
+        return [found for found in names if found.startswith(f"corral-{name}-")]
+
+    def end(self) -> None:
+        for process in self.started:
+            Box.kill(process)
+        self.corral("down", check=False)
+        self.box.run(["rm", "-rf", self.path], user="root")
+
+
+@dataclass
+class Host:
+    """The box as a user's host."""
+
+    box: Box
+    internet: Internet
+    projects: list[Project] = field(default_factory=list)
+
+    def project(self, name: str, policy: str = BASE_POLICY) -> Project:
+        made = Project(self.box, f"{self.box.home}/Projects/{name}")
+        made.policy(policy)
+        self.projects.append(made)
+        return made
+
+    def root(self, *argv: str, check: bool = True, **options: Any) -> Done:
+        return self.box.run(argv, user="root", check=check, **options)
+
+    def shell(self, script: str, user: str = "dev", check: bool = True, timeout: float = 60) -> Done:
+        return self.box.run(["bash", "-ec", script], user=user, check=check, timeout=timeout)
+
+    def user_systemctl(self, *words: str, check: bool = True) -> Done:
+        return self.box.run(["systemctl", "--user", *words], check=check)
+
+    def enforcer_pid(self) -> int:
+        shown = self.user_systemctl("show", "-P", "MainPID", ENFORCER).stdout
+        return int(shown)
+
+    def journal(self, *words: str, since: float) -> str:
+        """Return what the journal holds since a wall time."""
+        return self.root("journalctl", "--no-pager", "-o", "cat", f"--since=@{since:.3f}", *words).stdout
+
+    def wait_enforcer(self) -> None:
+        def answers() -> bool:
+            done = self.box.run(["corral", "status", "--json"], check=False)
+            return done.returncode == 0 and not json.loads(done.stdout)["errors"]
+
+        self.box.wait_for(answers, timeout=30)
+
+    def plain(self, *argv: str, check: bool = True, timeout: float = 60, network: str = "bridge") -> Done:
+        """Run a program in a container that is none of corral's, on Docker's own bridge: the positive control."""
+        image = self.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
+        command = [
+            "docker",
+            "run",
+            "--rm",
+            "--network",
+            network,
+            "-u",
+            "1000:1000",
+            "--entrypoint",
+            argv[0],
+            image,
+        ]
+        return self.box.run([*command, *argv[1:]], check=check, timeout=timeout)
+
+    def end_projects(self) -> None:
+        while self.projects:
+            self.projects.pop().end()
+
+
+@pytest.fixture(scope="session")
+def installed(lab: Lab) -> Box:
+    """The box with corral installed and its services running."""
+    lab.install_corral()
+    box = lab.box
+    box.write(f"{box.home}/.config/corral/enforcer.toml", CONFIG)
+    box.run(["corral", "install"], timeout=180)
+    return box
+
+
+@pytest.fixture
+def host(installed: Box, internet: Internet) -> Iterator[Host]:
+    made = Host(installed, internet)
+    made.user_systemctl("start", ENFORCER)
+    made.wait_enforcer()
+    internet.reset_counters()
+    try:
+        yield made
+    finally:
+        made.user_systemctl("start", ENFORCER, check=False)
+        made.end_projects()
+
+
+def until(condition: Callable[[], object], timeout: float, what: str) -> float:
+    """Wait for a condition and return how many seconds it took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > timeout:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(0.02)
+    return time.monotonic() - started
