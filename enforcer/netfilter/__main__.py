@@ -78,7 +78,8 @@ def _writer(path: Path | None) -> Writer:
             partial.write_text(json.dumps(claiming.to_rows(claims)))
             partial.replace(path)
 
-    return Writer(RealKernel(), skeleton, _version(), permitted, _read_claims(path), save)
+    claims = _read_claims(path)
+    return Writer(RealKernel(), skeleton, _version(), permitted, claims, save, claiming=path is not None)
 
 
 def _notify(text: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.kernel import KernelError
 from enforcer.netfilter.model import Element, Entry
-from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, plan, removal
+from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.skeleton import DENIED, IFACE, TIMEOUT, Skeleton
 
 BUILTIN = {"filter": ("INPUT", "FORWARD", "OUTPUT"), "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")}
@@ -72,10 +72,10 @@ class FakeKernel:
             copy.deepcopy(self.tables), self.backstop, self.gateways, self.owners, kinds, self.bridge_filter
         )
 
-    def audit(self, skeleton: Skeleton, gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> Plan:
+    def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """See Kernel."""
         self._call()
-        return plan(skeleton, self.observe(), gateways, owners)
+        return plan(skeleton, self.observe(), wanted)
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""

@@ -19,7 +19,7 @@ from enforcer.netfilter import process
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.ipsets import SetError, Sets
 from enforcer.netfilter.model import PROTOCOLS, Element, Entry
-from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, parse_save, plan, removal
+from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Wanted, parse_save, plan, removal
 from enforcer.netfilter.process import Run, ToolError
 from enforcer.netfilter.skeleton import DENIED, IFACE, TABLE, Skeleton
 
@@ -46,8 +46,8 @@ class Kernel(Protocol):
     def host_addresses(self) -> frozenset[str]:
         """Return every IPv4 address of this host."""
 
-    def audit(self, skeleton: Skeleton, gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> Plan:
-        """Return what differs from the skeleton."""
+    def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
+        """Return what differs from the skeleton; see ``plan.plan`` for ``wanted``."""
 
     def carry_out(self, todo: Plan) -> None:
         """Write the steps of a plan in order; stops at the first that fails."""
@@ -165,9 +165,9 @@ class RealKernel:
                     owners = frozenset((e["concat"][0], _uid(e["concat"][1])) for e in elements)
         return {name: tuple(parts) for name, parts in chains.items()}, gateways, owners
 
-    def audit(self, skeleton: Skeleton, gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> Plan:
+    def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """See Kernel."""
-        return plan(skeleton, self.observe(), gateways, owners)
+        return plan(skeleton, self.observe(), wanted)
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""

@@ -17,6 +17,9 @@ SET_TYPES = {PINS: "hash:ip,port,ip", HOST: "hash:ip,port,ip", DENIED: "hash:ip"
 Lines = Mapping[str, list[str]]
 
 
+Wanted = tuple[frozenset[str], frozenset[tuple[str, int]]]
+
+
 @dataclass(frozen=True)
 class Observed:
     """What the kernel holds.
@@ -85,10 +88,13 @@ def tag_of(line: str) -> str | None:
     return found.group(0) if found else None
 
 
-def plan(
-    skeleton: Skeleton, seen: Observed, gateways: frozenset[str], owners: frozenset[tuple[str, int]]
-) -> Plan:
-    """Compare and return what is wrong and how to mend it; nothing wrong gives an empty plan."""
+def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
+    """Compare and return what is wrong and how to mend it; nothing wrong gives an empty plan.
+
+    ``wanted`` is the content of our table's two sets; None keeps what is there (the boot-time run does not
+    know the claims of a writer that may be running).
+    """
+    gateways, owners = wanted if wanted is not None else (seen.gateways, seen.owners)
     problems: list[Problem] = []
     steps: list[Step] = []
 

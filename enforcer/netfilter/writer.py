@@ -42,7 +42,8 @@ class GiveUp(Exception):
 class Writer:
     """State of the writer: claims, and how the skeleton fared.
 
-    ``save`` receives the claims whenever they change. ``sleep`` and ``clock`` take and return seconds.
+    ``claiming`` is off for the boot-time run, which leaves the sets of a running writer alone. ``save``
+    receives the claims whenever they change. ``sleep`` and ``clock`` take and return seconds.
     """
 
     kernel: Kernel
@@ -53,6 +54,7 @@ class Writer:
     save: Callable[[dict[str, Claim]], None] = lambda _claims: None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    claiming: bool = True
     heals: int = 0
 
     def _gateways(self) -> frozenset[str]:
@@ -63,7 +65,8 @@ class Writer:
 
     def audit(self) -> Plan:
         """Return what differs from the skeleton now."""
-        return self.kernel.audit(self.skeleton, self._gateways(), self._owners())
+        wanted = (self._gateways(), self._owners()) if self.claiming else None
+        return self.kernel.audit(self.skeleton, wanted)
 
     def heal(self, why: str) -> tuple[Problem, ...]:
         """Mend the skeleton and return the problems that remain.

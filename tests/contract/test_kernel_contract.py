@@ -24,11 +24,11 @@ NOBODY: tuple[frozenset[str], frozenset[tuple[str, int]]] = (frozenset(), frozen
 
 
 def load(world: World) -> None:
-    world.kernel.carry_out(world.kernel.audit(SKELETON, *NOBODY))
+    world.kernel.carry_out(world.kernel.audit(SKELETON, NOBODY))
 
 
 def steps(world: World) -> tuple[Step, ...]:
-    return world.kernel.audit(SKELETON, *NOBODY).steps
+    return world.kernel.audit(SKELETON, NOBODY).steps
 
 
 def writer(world: World) -> Writer:
@@ -81,10 +81,10 @@ def test_a_flushed_chain_is_found_and_mended(world: World, chain: str) -> None:
 
 
 def test_a_deleted_table_is_found_and_mended_with_its_sets(world: World) -> None:
-    todo = world.kernel.audit(SKELETON, frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 1000)}))
+    todo = world.kernel.audit(SKELETON, (frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 1000)})))
     world.kernel.carry_out(todo)
     world.drop_table()
-    todo = world.kernel.audit(SKELETON, frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 1000)}))
+    todo = world.kernel.audit(SKELETON, (frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 1000)})))
     assert [problem.part for problem in todo.problems if problem.healable] == ["backstop"]
     world.kernel.carry_out(todo)
     seen = world.kernel.observe()
@@ -94,7 +94,9 @@ def test_a_deleted_table_is_found_and_mended_with_its_sets(world: World) -> None
 
 def test_sets_of_the_table_follow_claims_without_reloading_it(world: World) -> None:
     load(world)
-    todo = world.kernel.audit(SKELETON, frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 4711), (BRIDGE, 1000)}))
+    todo = world.kernel.audit(
+        SKELETON, (frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 4711), (BRIDGE, 1000)}))
+    )
     assert len(todo.steps) == 1
     assert "delete table" not in todo.steps[0].text
     world.kernel.carry_out(todo)
@@ -102,6 +104,16 @@ def test_sets_of_the_table_follow_claims_without_reloading_it(world: World) -> N
     assert (seen.gateways, seen.owners) == ({"192.0.2.1"}, {(BRIDGE, 1000), (BRIDGE, 4711)})
     load(world)
     assert world.kernel.observe().owners == frozenset()
+
+
+def test_the_boot_time_run_leaves_the_sets_of_a_running_writer_alone(world: World) -> None:
+    wanted = (frozenset({"192.0.2.1"}), frozenset({(BRIDGE, 1000)}))
+    world.kernel.carry_out(world.kernel.audit(SKELETON, wanted))
+    boot = Writer(world.kernel, SKELETON, "test", claiming=False)
+    assert boot.audit().steps == ()
+    world.flush("CORRAL-OUT")
+    boot.heal("the boot")
+    assert world.kernel.audit(SKELETON, wanted).steps == ()
 
 
 @pytest.mark.parametrize("chain", [DOCKER_USER, "INPUT"])

@@ -102,29 +102,32 @@ def test_verify_passes_and_prints_one_line_a_check(host: Host) -> None:
         "unlisted-host-blocked", "dns-closed", "embedded-dns-closed", "ipv6-disabled", "no-ipv6-address",
         "host-service:8081", "live-rules", "skeleton-in-path", "backstop",
     } <= names  # fmt: skip
-    assert all(line.startswith("ok ") for line in lines[:-1]), done.stdout
-    assert lines[-1] == f"{len(lines) - 1} passed, 0 skipped, 0 failed"
+    others = [line for line in lines[:-1] if not line.startswith("ok ")]
+    assert others == ["skip env-file-not-mounted: the policy has no env_file"], done.stdout
+    assert lines[-1] == f"{len(lines) - 2} passed, 1 skipped, 0 failed"
 
 
 @pytest.mark.parametrize(
-    ("tamper", "mend", "check"),
-    [
-        ("ipset add corral-pins {address},tcp:443,203.0.113.66", "true", "live-rules"),
-        ("ipset del corral-pins {address},tcp:443,203.0.113.10", "true", "live-rules"),
-    ],
+    ("tamper", "told"),
+    [("add", "203.0.113.66"), ("del", "203.0.113.10")],
     ids=["element-added", "element-missing"],
 )
-def test_verify_finds_what_differs_in_the_kernel(host: Host, tamper: str, mend: str, check: str) -> None:
+def test_verify_names_an_element_that_differs(host: Host, tamper: str, told: str) -> None:
     project = host.project("tamper")
     process = project.start("sh", "-c", "touch up; sleep 120", marker="up")
     address = project.sandbox["sessions"][0]["address"]
-    host.shell(tamper.format(address=address), user="root")
-    done = project.corral("verify", check=False)
+    # Over and over: whatever the service mends, the next moment it differs again.
+    element = f"{address},tcp:443,{told}"
+    loop = f"while true; do ipset -exist {tamper} corral-pins {element} 2>/dev/null; done"
+    vandal = host.box.popen(["sh", "-c", loop], user="root")
+    try:
+        done = project.corral("verify", check=False)
+    finally:
+        host.box.kill(vandal)
     assert done.returncode == 1
-    failed = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert failed
-    assert all(name.startswith(check) for name in failed), done.stdout
-    host.shell(mend, user="root")
+    assert all("live-rules" in line and told in line for line in failed), done.stdout
     host.box.kill(process)
 
 
@@ -134,7 +137,9 @@ def test_status_shows_permitted_ranges_and_names(host: Host) -> None:
     plain = project.corral("status").stdout
     assert "203.0.113.0/24" in plain
     assert "allowed1.corral.example" in plain
-    shown = project.box.run(["script", "-qec", "corral status", "/dev/null"], cwd=project.path).stdout
+    shown = project.box.run(
+        ["script", "-qec", "corral status", "/dev/null"], cwd=project.path, env={"TERM": "xterm"}
+    ).stdout
     red = [line for line in shown.splitlines() if "\x1b[31m" in line or "\x1b[1;31m" in line]
     assert any("203.0.113.0/24" in line for line in red)
     assert json.loads(project.corral("status", "--json").stdout)["permit_ranges"] == ["203.0.113.0/24"]
@@ -154,9 +159,7 @@ def test_down_removes_containers_and_network_and_is_content_with_nothing(host: H
 def test_the_container_holds_no_capability_and_no_secret_in_its_command_line(host: Host) -> None:
     project = host.project("secrets", BASE_POLICY + "secrets:\n  env_file: ~/.config/corral/secrets.env\n")
     host.box.write("/home/dev/.config/corral/secrets.env", "API_KEY=s3cr3t-value-42\n", mode=0o600)
-    process = project.start(
-        "sh", "-c", 'test "$API_KEY" = s3cr3t-value-42 && touch up; sleep 60', marker="up"
-    )
+    process = project.start("sh", "-c", 'test "${#API_KEY}" = 15 && touch up; sleep 60', marker="up")
     container = project.containers()[0]
     inspect = json.loads(host.box.run(["docker", "inspect", container]).stdout)[0]
     assert inspect["HostConfig"]["CapDrop"] == ["ALL"]
