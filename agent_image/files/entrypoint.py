@@ -1,0 +1,110 @@
+#!/usr/bin/python3 -IS
+"""Starts the agent, or refuses to: the first program of every sandbox container.
+
+It already runs as the user and holds nothing it could give up; it only looks whether that is true. Python 3.9
+or later, standard library only. Exit codes: 1 the container is not what it must be; 126 the program cannot be
+executed; 127 there is no such program.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+# What type checkers know without an import: typing alone would cost a third of the start-up.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+STATUS = "/proc/self/status"
+CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Return the fields of /proc/<pid>/status."""
+    fields = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in fields}
+
+
+def not_root(status: dict[str, str]) -> str | None:
+    """Return what is wrong when any of the real, effective, saved and file-system ids is root's."""
+    for kind in ("Uid", "Gid"):
+        ids = status.get(kind, "").split()
+        if len(ids) != 4 or "0" in ids:
+            return f"running as root ({kind}: {' '.join(ids) or 'unknown'})"
+    return None
+
+
+def no_capability(status: dict[str, str]) -> str | None:
+    """Return what is wrong when any set holds a capability: the bounding set too, which exec draws from."""
+    for name in CAPABILITY_SETS:
+        value = status.get(name, "")
+        # Anything that is not a row of zeros, nothing at all included, is not known to be empty.
+        if not value or value.strip("0"):
+            return f"the container holds capabilities ({name}: {value or 'unknown'})"
+    return None
+
+
+def no_new_privileges(status: dict[str, str]) -> str | None:
+    """Return what is wrong when exec could still gain privileges."""
+    value = status.get("NoNewPrivs", "")
+    return None if value == "1" else f"the container may gain privileges (NoNewPrivs: {value or 'unknown'})"
+
+
+# In this order, before the program: who we are, what we hold, what we could get.
+CHECKS = (not_root, no_capability, no_new_privileges)
+
+
+def refusal(status: dict[str, str]) -> str | None:
+    """Return why the program must not be started, or None."""
+    for check in CHECKS:
+        problem = check(status)
+        if problem:
+            return problem
+    return None
+
+
+def start(argv: list[str], execute: Callable[[str, list[str]], object] = os.execvp) -> tuple[int, str]:
+    """Become ``argv``. Returns only when that failed: the exit code and the reason."""
+    program = argv[0]
+    # Python ignores these two; a program would inherit that and, in a pipe, never end.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        execute(program, argv)
+    except FileNotFoundError:
+        if "/" in program and os.path.exists(program):  # noqa: PTH110
+            return 126, f"{program} cannot be executed: its interpreter or loader is missing"
+        return 127, f"there is no program {program!r} in the image"
+    except NotADirectoryError:
+        return 127, f"there is no program {program!r} in the image"
+    except (OSError, ValueError) as error:
+        return 126, f"{program!r} cannot be executed: {getattr(error, 'strerror', None) or error}"
+    return 126, f"{program!r} was not executed"
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """Say why and exit."""
+    sys.stderr.write(f"corral-entrypoint: ERROR: {message}\n")
+    sys.exit(code)
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Check and become the program given as arguments."""
+    try:
+        with open(STATUS, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            status = parse_status(file.read())
+    except OSError as error:
+        fail(1, f"cannot read {STATUS}: {error.strerror}")
+    problem = refusal(status)
+    if problem:
+        fail(1, problem)
+    if not argv:
+        fail(1, "no program given")
+    fail(*start(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

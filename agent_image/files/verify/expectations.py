@@ -1,0 +1,86 @@
+"""What the host says must be true in this container."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+OUTSIDE_NAME = "example.com"
+REQUIRED = frozenset({"uid", "gid", "home", "gateway", "probe"})
+OPTIONAL = frozenset(
+    {
+        "mounts_rw",
+        "mounts_ro",
+        "state",
+        "host_services",
+        "names",
+        "env_file",
+        "outside_name",
+        "resolvers",
+        "profile",
+    }
+)
+
+
+class Expectations:
+    """The expectations, as attributes named like the keys of the JSON object.
+
+    uid, gid: the host user's.
+    home: the host user's home on the host.
+    gateway: address of the host on the sandbox's network.
+    probe: {"address", "port"} of a host outside that no policy allows; here a pair.
+    mounts_rw, mounts_ro: the policy's mounts, equal paths on both sides.
+    state: directories in the container that outlive it.
+    host_services: ports that are reachable as corral-host:<port>.
+    names: pinned name -> addresses.
+    env_file: path of the file of secrets on the host, or null.
+    outside_name: a name that exists outside and is not allowed.
+    resolvers: addresses that do answer DNS to the host, so that their silence means something.
+    profile: the harness's own checks, [{"kind", "target"}]; here pairs.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: the object is not of that shape. A key that this
+            checker does not know is an error: what it asks for would go unproven.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        unknown = sorted(set(body) - REQUIRED - OPTIONAL)
+        if unknown:
+            raise ValueError(f"this checker does not know: {', '.join(unknown)}")
+        missing = sorted(REQUIRED - set(body))
+        if missing:
+            raise ValueError(f"not told: {', '.join(missing)}")
+        self.uid, self.gid = int(body["uid"]), int(body["gid"])
+        self.home = clean(body["home"])
+        self.gateway = str(body["gateway"])
+        self.probe = (str(body["probe"]["address"]), int(body["probe"]["port"]))
+        self.mounts_rw = [clean(path) for path in body.get("mounts_rw", [])]
+        self.mounts_ro = [clean(path) for path in body.get("mounts_ro", [])]
+        self.state = [clean(path) for path in body.get("state", [])]
+        self.host_services = [int(port) for port in body.get("host_services", [])]
+        self.names = {str(name): sorted(map(str, found)) for name, found in body.get("names", {}).items()}
+        self.env_file = clean(body["env_file"]) if body.get("env_file") else None
+        self.outside_name = str(body.get("outside_name", OUTSIDE_NAME))
+        self.resolvers = [str(address) for address in body.get("resolvers", [])]
+        self.profile = [(str(check["kind"]), clean(check["target"])) for check in body.get("profile", [])]
+
+    @property
+    def mounts(self) -> list[str]:
+        """Every mounted path of the policy."""
+        return self.mounts_rw + self.mounts_ro
+
+
+def clean(path: object) -> str:
+    """Return an absolute path in its plain form."""
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise ValueError(f"not an absolute path: {path!r}")
+    return os.path.normpath(path)
+
+
+def below(path: str, directory: str) -> bool:
+    """Say whether ``path`` lies in ``directory``, at any depth."""
+    return path.startswith(directory.rstrip("/") + "/")

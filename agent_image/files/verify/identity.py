@@ -1,0 +1,130 @@
+"""Checks of who the agent is, and of what it holds or could get."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from .outcome import Failed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .expectations import Expectations
+    from .system import System
+
+PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+BECOMING_ROOT = ("sudo", "doas", "pkexec")
+FIREWALLS = {
+    "iptables": ("-S",),
+    "iptables-nft": ("-S",),
+    "iptables-legacy": ("-S",),
+    "ip6tables": ("-S",),
+    "nft": ("list", "ruleset"),
+    "ipset": ("list", "-n"),
+}
+CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+TOOL_WAIT = 2.0
+
+
+def non_root(_: Expectations, system: System) -> str:
+    """None of the real, effective, saved and file-system ids is 0, and no group is root's."""
+    status = system.status()
+    for kind in ("Uid", "Gid"):
+        ids = status.get(kind, "").split()
+        if len(ids) != 4 or "0" in ids:
+            raise Failed(f"{kind}: {' '.join(ids) or 'unknown'}")
+    if "0" in status.get("Groups", "").split():
+        raise Failed(f"Groups: {status['Groups']}")
+    return f"uid {status['Uid'].split()[0]}"
+
+
+def uid_matches_host(expected: Expectations, system: System) -> str:
+    """The agent's ids are the host user's, so that the files it writes are the user's."""
+    status = system.status()
+    uids, gids = set(status["Uid"].split()), set(status["Gid"].split())
+    if (uids, gids) != ({str(expected.uid)}, {str(expected.gid)}):
+        found = f"{'/'.join(sorted(uids))}:{'/'.join(sorted(gids))}"
+        raise Failed(f"is {found}, the host user is {expected.uid}:{expected.gid}")
+    return f"{expected.uid}:{expected.gid}"
+
+
+def no_sudo(_: Expectations, system: System) -> str:
+    """No program to become root with, and no file that changes ids or brings capabilities when executed."""
+    for directory in PROGRAM_DIRS:
+        for name in BECOMING_ROOT:
+            if system.there(f"{directory}/{name}"):
+                raise Failed(f"{directory}/{name} is there")
+    count = 0
+    for path, mode in regular_files(system.real("/")):
+        count += 1
+        if mode & (stat.S_ISUID | stat.S_ISGID):
+            raise Failed(f"{system.shown(path)} is set-{'uid' if mode & stat.S_ISUID else 'gid'}")
+        if mode & 0o111 and _has_capabilities(path):
+            raise Failed(f"{system.shown(path)} carries capabilities")
+    return f"none among {count} files"
+
+
+def regular_files(top: Path) -> Iterator[tuple[str, int]]:
+    """Yield (path, mode) of the regular files of one file system that this process can get at."""
+    device, waiting = top.lstat().st_dev, [str(top)]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:
+            continue  # what cannot be entered cannot be executed
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    yield entry.path, found.st_mode
+                elif stat.S_ISDIR(found.st_mode) and found.st_dev == device:
+                    waiting.append(entry.path)
+
+
+def _has_capabilities(path: str) -> bool:
+    try:
+        return "security.capability" in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def no_capabilities(_: Expectations, system: System) -> str:
+    """All five sets are empty, and no execution can fill them."""
+    status = system.status()
+    for name in CAPABILITY_SETS:
+        value = status.get(name, "")
+        if not value or value.strip("0"):
+            raise Failed(f"{name}: {value or 'unknown'}")
+    if status.get("NoNewPrivs") != "1":
+        raise Failed(f"NoNewPrivs: {status.get('NoNewPrivs', 'unknown')}")
+    return "all sets are empty, NoNewPrivs is 1"
+
+
+def iptables_refused(_: Expectations, system: System) -> str:
+    """The packet filter cannot even be read, raw sockets are refused, and a tool that is there fails."""
+    code = system.ask_netfilter()
+    if code == 0:
+        raise Failed("the packet filter answers")
+    if code != errno.EPERM:
+        raise Failed(f"the packet filter gives an unclear answer: {errno.errorcode.get(code, code)}")
+    for name, family, protocol in (
+        ("IP", socket.AF_INET, socket.IPPROTO_RAW),
+        ("packet", socket.AF_PACKET, 0),
+    ):
+        try:
+            system.open_raw(family, protocol)
+        except PermissionError:
+            continue
+        raise Failed(f"a raw {name} socket can be opened")
+    for directory in PROGRAM_DIRS:
+        for name, arguments in FIREWALLS.items():
+            path = f"{directory}/{name}"
+            if system.there(path) and system.execute((str(system.real(path)), *arguments), TOOL_WAIT) == 0:
+                raise Failed(f"{path} works")
+    return "netlink and raw sockets: EPERM"

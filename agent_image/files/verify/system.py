@@ -1,0 +1,136 @@
+"""Everything a check touches: files, the process's status, mounts, sockets, programs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from . import network
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class System:
+    """The container's kernel. Tests give another root, or replace single methods.
+
+    Paths are the container's. What the kernel refuses is raised as OSError.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self.root = root
+
+    def real(self, path: str) -> Path:
+        """Return where ``path`` is for this process."""
+        return Path(self.root + path)
+
+    def shown(self, path: str) -> str:
+        """Return the container's path of a real one."""
+        return path[len(self.root) :] or "/"
+
+    def read(self, path: str) -> str:
+        """Return a file's text."""
+        return self.real(path).read_text(encoding="utf-8", errors="replace")
+
+    def there(self, path: str) -> bool:
+        """Say whether anything, a dangling link included, has that name."""
+        return os.path.lexists(self.real(path))
+
+    def listing(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted; none when there is no such directory."""
+        try:
+            return sorted(entry.name for entry in self.real(path).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def status(self) -> dict[str, str]:
+        """Return the fields of /proc/self/status."""
+        fields = (line.partition(":") for line in self.read("/proc/self/status").splitlines())
+        return {name: value.strip() for name, _, value in fields}
+
+    def mounts(self) -> dict[str, set[str]]:
+        """Return mount point -> the mount's options."""
+        found = {}
+        for line in self.read("/proc/self/mountinfo").splitlines():
+            fields = line.split()
+            if len(fields) >= 6:
+                found[_unescape(fields[4])] = set(fields[5].split(","))
+        return found
+
+    def flags(self, path: str) -> int:
+        """Return the flags (os.ST_RDONLY, …) of the mount that ``path`` is on."""
+        return os.statvfs(self.real(path)).f_flag
+
+    def owner(self, path: str) -> int:
+        """Return the uid that ``path`` itself belongs to."""
+        return self.real(path).lstat().st_uid
+
+    def write(self, path: str) -> int:
+        """Write to a directory (a file that is gone again) or open a file for writing; return whose it is."""
+        real = self.real(path)
+        if not real.is_dir():
+            handle = os.open(real, os.O_WRONLY | os.O_APPEND)
+        else:
+            name = real / f".corral-verify-{os.urandom(6).hex()}"
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                name.unlink()
+                os.write(handle, b"corral")
+            except OSError:
+                os.close(handle)
+                raise
+        try:
+            return os.fstat(handle).st_uid
+        finally:
+            os.close(handle)
+
+    def rename(self, path: str) -> None:
+        """Rename something, and back."""
+        real = self.real(path)
+        aside = real.with_name(f"{real.name}.corral-verify-{os.urandom(6).hex()}")
+        real.rename(aside)
+        aside.rename(real)
+
+    def chmod(self, path: str) -> None:
+        """Set the mode something already has, which only its owner may."""
+        real = self.real(path)
+        real.chmod(real.stat().st_mode & 0o7777)
+
+    def tcp(self, address: str, port: int, payload: bytes = b"") -> network.Reply:
+        """Connect; with a payload, send it and wait for an answer."""
+        return network.tcp(address, port, payload)
+
+    def udp(self, address: str, port: int, payload: bytes) -> network.Reply:
+        """Send one datagram and wait for an answer."""
+        return network.udp(address, port, payload)
+
+    def open_raw(self, family: int, protocol: int) -> None:
+        """Open a raw socket."""
+        socket.socket(family, socket.SOCK_RAW, protocol).close()
+
+    def ask_netfilter(self) -> int:
+        """Return the errno of reading the packet filter, 0 when it was answered."""
+        return network.netfilter_errno()
+
+    def execute(self, argv: Sequence[str], wait: float) -> int:
+        """Run a program quietly; return its exit code. Raises subprocess.TimeoutExpired."""
+        null = subprocess.DEVNULL
+        done = subprocess.run(list(argv), stdin=null, stdout=null, stderr=null, timeout=wait, check=False)
+        return done.returncode
+
+
+if TYPE_CHECKING:
+    from .expectations import Expectations
+
+    # A check returns its detail, raises Failed or Skipped; any other exception is a failure too.
+    Check = Callable[[Expectations, System], str]
+
+
+def _unescape(text: str) -> str:
+    """Undo mountinfo's octal escapes."""
+    for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(escape, character)
+    return text

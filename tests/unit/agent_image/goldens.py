@@ -1,0 +1,57 @@
+"""The Dockerfiles that are kept as text. To accept a change: python -m tests.unit.agent_image.goldens"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_image.dockerfile import render
+from agent_image.spec import ImageSpec
+from policy.profiles import BakedFile, get
+
+DIRECTORY = Path(__file__).parent / "golden"
+OPENCODE = get("opencode")
+
+# Two certificates of authorities that exist nowhere; CERTIFICATE is the first of them.
+CERTIFICATES = (Path(__file__).parent / "authorities.pem").read_bytes()
+CERTIFICATE = CERTIFICATES.split(b"-----END CERTIFICATE-----")[0] + b"-----END CERTIFICATE-----\n"
+
+
+def opencode(**changes: object) -> ImageSpec:
+    """Return the spec of the opencode profile for uid and gid 1000, with changes."""
+    inputs: dict[str, object] = {
+        "uid": 1000,
+        "gid": 1000,
+        "architecture": "amd64",
+        "packages": OPENCODE.debian_packages,
+        "agent_dirs": tuple(OPENCODE.state_path(directory) for directory in OPENCODE.state_dirs),
+        "owned_dirs": OPENCODE.owned_dirs,
+        "baked_files": OPENCODE.baked_files(OPENCODE.parse_options({})),
+    }
+    return ImageSpec(**{**inputs, **changes})  # type: ignore[arg-type]
+
+
+SPECS = {
+    "opencode": opencode(),
+    "corporate": opencode(
+        uid=4242,
+        gid=20,
+        architecture="arm64",
+        base="registry.example:5000/team/debian:12@sha256:" + "0" * 64,
+        packages=("make", "ripgrep=13.0.0-4+b2"),
+        ca_certificates=(CERTIFICATES,),
+        apt_mirror="https://mirror.example/debian/",
+        npm_registry="https://mirror.example/npm/",
+        pip_index="https://mirror.example/simple",
+        baked_files=(BakedFile("/etc/opencode/opencode.json", "{}\n"),),
+    ),
+}
+
+
+def main() -> None:
+    """Write every golden anew."""
+    for name, spec in SPECS.items():
+        (DIRECTORY / f"{name}.Dockerfile").write_text(render(spec))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Against real sockets: loopback, and network namespaces of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_image.files.verify import network
+
+PROJECT = Path(__file__).parents[3]
+WAIT = 0.1
+
+
+@contextlib.contextmanager
+def listener(backlog: int = 8) -> Iterator[socket.socket]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(backlog)
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+def test_accepted_connection_is_connected() -> None:
+    with listener() as server:
+        assert network.tcp("127.0.0.1", port_of(server)).kind == "connected"
+
+
+def test_closed_port_is_refused() -> None:
+    with listener() as server:
+        port = port_of(server)
+    reply = network.tcp("127.0.0.1", port)
+    assert (reply.kind, reply.code) == ("refused", 111)
+    assert "ECONNREFUSED" in str(reply)
+
+
+def test_host_that_says_nothing_is_a_time_out() -> None:
+    with listener(backlog=0) as server, contextlib.ExitStack() as stack:
+        for _ in range(2):  # fill the queue: further requests to connect are dropped
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        assert network.tcp("127.0.0.1", port_of(server), wait=WAIT).kind == "timeout"
+
+
+def test_server_that_accepts_and_says_nothing_is_connected() -> None:
+    with listener() as server:
+        assert network.tcp("127.0.0.1", port_of(server), b"\0\1?", wait=WAIT).kind == "connected"
+
+
+def test_answer_in_pieces_is_put_together() -> None:
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(100)
+            for piece in (b"\0", b"\x04ab", b"cd"):
+                connection.sendall(piece)
+
+    with listener() as server:
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        reply = network.tcp("127.0.0.1", port_of(server), b"\0\1?", wait=5)
+        thread.join()
+    assert (reply.kind, reply.data) == ("data", b"\0\x04abcd")
+
+
+def test_datagram_to_a_closed_port_comes_back_as_an_error() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        port = port_of(server)
+    assert network.udp("127.0.0.1", port, b"?").kind == "refused"
+
+
+def test_datagram_without_an_answer_is_a_time_out() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        assert network.udp("127.0.0.1", port_of(server), b"?", wait=WAIT).kind == "timeout"
+
+
+def test_answered_datagram_is_data() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+
+        def serve() -> None:
+            data, sender = server.recvfrom(100)
+            server.sendto(data[::-1], sender)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        reply = network.udp("127.0.0.1", port_of(server), b"ab", wait=5)
+        thread.join()
+    assert (reply.kind, reply.data) == ("data", b"ba")
+
+
+def test_short_or_foreign_message_is_malformed() -> None:
+    asked = network.query("a.example", "A")
+    good = asked[:2] + struct.pack("!HHHHH", 0x8183, 1, 2, 0, 0)
+    assert network.answer_of(asked, good) == ("NXDOMAIN", 2)
+    assert network.answer_of(asked, good[:11]) == ("MALFORMED", 0)
+    other = bytes([asked[0] ^ 1]) + good[1:]
+    assert network.answer_of(asked, other) == ("MALFORMED", 0)
+
+
+def in_namespace(script: str, *options: str) -> str:
+    """Run a script with the checker's modules in a fresh network namespace; return what it prints."""
+    if os.geteuid() != 0:
+        pytest.skip("making a network namespace needs root")
+    head = "from agent_image.files.verify import network, reach\n"
+    argv = ["unshare", "--net", *options, sys.executable, "-c", head + script]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.netns
+def test_without_a_route_nothing_is_sent() -> None:
+    assert in_namespace("print(network.tcp('203.0.113.1', 443).kind)") == "no-route"
+    assert in_namespace("print(network.udp('203.0.113.1', 53, b'?').kind)") == "no-route"
+
+
+@pytest.mark.netns
+def test_packet_filter_answers_root_and_refuses_everybody_else() -> None:
+    assert in_namespace("print(network.netfilter_errno())") == "0"
+    unprivileged = "import os; os.setgid(4242); os.setuid(4242); print(network.netfilter_errno())"
+    assert in_namespace(unprivileged) == "1"
+
+
+@pytest.mark.netns
+def test_other_file_systems_are_not_searched_for_set_id_files(tmp_path: Path) -> None:
+    (tmp_path / "mounted").mkdir()
+    script = f"""
+import pathlib, subprocess
+from agent_image.files.verify.identity import regular_files
+top = pathlib.Path({str(tmp_path)!r})
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", top / "mounted"], check=True)
+(top / "mounted/there").touch()
+(top / "here").touch()
+print([pathlib.Path(path).name for path, _ in regular_files(top)])
+"""
+    assert in_namespace(script, "--mount") == "['here']"
+
+
+@pytest.mark.netns
+def test_switching_ipv6_off_takes_the_address_of_the_loopback_interface_too() -> None:
+    script = """
+import pathlib, subprocess
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+conf = pathlib.Path("/proc/sys/net/ipv6/conf")
+addresses = lambda: len(pathlib.Path("/proc/self/net/if_inet6").read_text().splitlines())
+before = addresses()
+for name in ("all", "default"):
+    (conf / name / "disable_ipv6").write_text("1")
+print(before, addresses(), sorted({(p / "disable_ipv6").read_text().strip() for p in conf.iterdir()}))
+"""
+    assert in_namespace(script) == "1 0 ['1']"
