@@ -74,6 +74,9 @@ class Service:
         # What Docker reports is taken in one at a time and in order: a look that began before a container
         # died must not add it again afterwards.
         self._world = asyncio.Lock()
+        # Until Docker was asked once nothing is applied: an empty list of sessions that only means "not yet
+        # looked" would take everything away that stands.
+        self._looked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.names = Names(
             config,
@@ -193,6 +196,7 @@ class Service:
                 for inspect in inspects:
                     await self._take(inspect)
                 self.strangers = await asyncio.to_thread(self._find_strangers, engine)
+                self._looked.set()
             except CorralError as error:
                 log.error("full pass failed: %s", error.message)
         self._dirty.set()
@@ -296,11 +300,10 @@ class Service:
     # -- the kernel and the hosts files
 
     async def _apply_forever(self) -> None:
+        await self._looked.wait()
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            if "docker" in self.errors and not self.sessions:
-                continue
             try:
                 await self._apply()
                 self.errors.pop("writer", None)

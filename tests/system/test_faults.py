@@ -56,7 +56,7 @@ def test_killing_the_enforcer_opens_nothing_and_breaks_no_stream(host: Host) -> 
     host.box.wait_for(lambda: project.exists("done"), timeout=40)
     process.wait(timeout=30)
     stream = json.loads(project.read("stream.json"))
-    assert stream["error"] is None
+    assert stream["error"] is None, stream
     assert stream["count"] > 100
     assert stream["gap"] < 1
     assert int(project.read("flooded")) > 10_000
@@ -87,8 +87,8 @@ def test_a_flushed_docker_user_lets_nothing_out_and_is_mended_within_a_second(ho
     assert int(project.read("flooded")) > 10_000
     assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
     told = host.journal("-u", "corral-netfilter", since=since)
-    assert told.count("healed after") >= 3
-    assert "DOCKER-USER" in told
+    assert "healed after a change by others" in told
+    assert told.count("DOCKER-USER (IPv4 filter) lacks our rules") >= 3
     # The flood was real: the same program from a plain container arrives.
     host.plain("python3", "-c", FLOOD, forbidden, "0.2")
     assert host.internet.packets(forbidden, "udp") > 100

@@ -149,8 +149,8 @@ def test_of_a_lying_answer_only_the_good_address_is_pinned(host: Host) -> None:
     session = project.sandbox["sessions"][0]
     row = next(name for name in session["names"] if name["name"] == "liar.corral.example")
     assert row["addresses"] == ["203.0.113.10"]
-    for address in lies:
-        assert address in row["error"]
+    assert "169.254.169.254 is link-local/metadata" in row["error"]
+    assert "and 3 more" in row["error"]
     elements = host.root("ipset", "list", "corral-pins").stdout
     for address in lies:
         assert f",{address} " not in elements
@@ -201,7 +201,7 @@ def test_a_host_service_is_reachable_inside_and_nowhere_else(host: Host) -> None
         gateway = project.sandbox["gateway"]
         url = f"http://{gateway}:8081/"
         # From the host itself it is there; from everywhere else it is not.
-        assert host.box.run([*curl, url]).stdout == "llama"
+        assert host.box.run([*curl, "--noproxy", "*", url]).stdout == "llama"
         assert other.inside(*curl, url, check=False).returncode != 0
         assert host.plain(*curl, url, check=False).returncode != 0
         assert other.inside(*curl, "http://corral-host:8081/", check=False).returncode != 0
@@ -222,7 +222,12 @@ def test_a_server_on_all_addresses_of_the_host_is_closed_to_a_sandbox(host: Host
         gateway = project.sandbox["gateway"]
         host.box.wait_for(["curl", "-s", "-o", "/dev/null", "http://127.0.0.1:9000/"])
         for address in (gateway, "172.17.0.1", host.box.address):
-            assert host.box.run(["curl", "-s", "-o", "/dev/null", f"http://{address}:9000/"]).returncode == 0
+            assert (
+                host.box.run(
+                    ["curl", "-s", "--noproxy", "*", "-o", "/dev/null", f"http://{address}:9000/"]
+                ).returncode
+                == 0
+            )
             assert (
                 project.inside("curl", "-s", "-m", "3", f"http://{address}:9000/", check=False).returncode
                 == 7
