@@ -131,7 +131,9 @@ class Api:
             self._server = _Server(str(path), backend, loop)
         finally:
             os.umask(before)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="api", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="api", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -90,7 +90,9 @@ class Box:
         """Write a file of the box; missing directories are made and belong to `owner` as well."""
         script = """
             directory=$(dirname "$1")
-            test -d "$directory" || install -d -o "$2" -g "$2" "$directory"
+            test -d "$directory" ||
+                setpriv --reuid "$2" --regid "$2" --clear-groups mkdir -p "$directory" 2>/dev/null ||
+                install -d -o "$2" -g "$2" "$directory"
             umask 077
             cat >"$1"
             chown "$2:$2" "$1"

@@ -26,7 +26,9 @@ def tracked() -> list[Path]:
     ids=lambda words: "-".join(words[:2]),
 )
 def test_the_linter_finds_nothing(command: list[str]) -> None:
-    done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,0 +1,48 @@
+"""The image: both builders, and what must not be in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .host import Host
+
+pytestmark = pytest.mark.representative
+
+LOOK = """\
+find / -xdev -perm /6000 -type f 2>/dev/null
+for program in node npm sudo su mount iptables nft; do command -v $program; done
+id -un; id -gn; echo "$HOME"; opencode --version; rg --version | head -n 1; git --version
+"""
+
+
+def test_the_image_has_the_agent_and_nothing_that_widens(host: Host) -> None:
+    project = host.project("image")
+    seen = project.inside("sh", "-c", LOOK).stdout.splitlines()
+    assert seen[:3] == ["agent", "agent", "/home/agent"], seen
+    assert seen[3] == "1.18.33"
+    assert seen[4].startswith("ripgrep ")
+    assert seen[5].startswith("git version ")
+
+
+@pytest.mark.parametrize("buildkit", ["0", "1"], ids=["classic", "buildkit"])
+def test_both_builders_build_without_pulling_and_an_unchanged_image_is_kept(
+    host: Host, buildkit: str
+) -> None:
+    project = host.project(f"builder{buildkit}")
+    project.corral("build", timeout=900, env={"DOCKER_BUILDKIT": buildkit})
+    images = host.box.run(["docker", "images", "--format", "{{.Repository}} {{.ID}}"]).stdout
+    assert f"corral/builder{buildkit}-" in images
+    project.corral("build", timeout=900, env={"DOCKER_BUILDKIT": buildkit})
+    assert host.box.run(["docker", "images", "--format", "{{.Repository}} {{.ID}}"]).stdout == images
+    assert project.inside("id", "-un").stdout.strip() == "agent"
+
+
+def test_the_way_to_the_registries_is_open_to_builds_and_closed_to_sandboxes(host: Host) -> None:
+    project = host.project("registry")
+    proxy = host.box.run(["printenv", "http_proxy"]).stdout.strip()
+    curl = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}"]
+    assert host.plain(*curl, proxy).stdout != "000"
+    done = project.inside(*curl, proxy, check=False)
+    assert (done.stdout, done.returncode) == ("000", 7)
+    environ = project.inside("env").stdout.lower()
+    assert "proxy" not in environ

@@ -1,0 +1,28 @@
+"""The host is rebooted: the rules are there before Docker, the service comes back by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from .host import Host
+
+
+@pytest.mark.case(10)
+@pytest.mark.fault("reboot")
+def test_after_a_reboot_the_fence_stands_before_docker_and_runs_work(host: Host) -> None:
+    project = host.project("reboot")
+    project.inside("true")
+    host.box.reboot()
+    host.box.wait_for(["systemctl", "is-active", "docker", "corral-netfilter", "corral-skeleton"], timeout=60)
+    stamps = (
+        host.root(
+            "systemctl", "show", "-P", "ExecMainExitTimestampMonotonic", "corral-skeleton"
+        ).stdout.strip(),
+        host.root("systemctl", "show", "-P", "ExecMainStartTimestampMonotonic", "docker").stdout.strip(),
+    )
+    assert 0 < int(stamps[0]) < int(stamps[1])
+    assert "CORRAL-OUT" in host.root("iptables", "-S", "DOCKER-USER").stdout.splitlines()[1]
+    host.wait_enforcer()
+    assert "203.0.113.10" in project.inside("curl", "-sS", "https://allowed1.corral.example/").stdout
+    assert project.inside("curl", "-sS", "-m", "5", "https://203.0.113.66/", check=False).returncode == 7
+    assert host.internet.packets("203.0.113.66") == 0

@@ -1,0 +1,249 @@
+"""A Docker Engine and an enforcer in memory, as far as the command line uses them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Network
+from typing import Any
+
+import requests
+from docker.errors import APIError, NotFound
+
+from policy.errors import EnforcerError, NotReadyError
+
+
+def refusal(status: int, explanation: str) -> APIError:
+    """What docker-py raises for an answer of the engine."""
+    response = requests.Response()
+    response.status_code = status
+    kind = NotFound if status == 404 else APIError
+    return kind(explanation, response=response, explanation=explanation)
+
+
+class FakeDocker:
+    """Keeps networks and containers the way the engine reports them; refuses what the engine refuses."""
+
+    def __init__(self) -> None:
+        self.networks_by_name: dict[str, dict[str, Any]] = {}
+        self.containers_by_id: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.warnings: list[str] = []
+        self.fail: dict[str, Exception] = {}
+        self.overlapping: list[IPv4Network] = []
+        self.stdout = b""
+        self.stderr = b""
+        self.exit_code = 0
+        self.exec_output: tuple[bytes, bytes, int] = (b"", b"", 0)
+        self.commands: list[list[str]] = []
+        self._ids = itertools.count(1)
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fail:
+            raise self.fail[name]
+
+    # networks
+
+    def networks(self) -> list[dict[str, Any]]:
+        self._called("networks")
+        return list(self.networks_by_name.values())
+
+    def inspect_network(self, name: str) -> dict[str, Any]:
+        self._called("inspect_network")
+        if name not in self.networks_by_name:
+            raise refusal(404, f"network {name} not found")
+        network = self.networks_by_name[name]
+        on_it = {
+            ident: {"Name": row["Names"][0].lstrip("/")}
+            for ident, row in self.containers_by_id.items()
+            if name in row["NetworkSettings"]["Networks"] and row["State"] == "running"
+        }
+        return {**network, "Containers": on_it}
+
+    def create_network(self, name: str, **options: Any) -> dict[str, Any]:
+        self._called("create_network")
+        subnet = IPv4Network(options["ipam"]["Config"][0]["Subnet"])
+        known = [
+            IPv4Network(config["Subnet"])
+            for network in self.networks_by_name.values()
+            for config in network["IPAM"]["Config"]
+        ]
+        if any(subnet.overlaps(other) for other in (*known, *self.overlapping)):
+            raise refusal(403, "Pool overlaps with other one on this address space")
+        self.networks_by_name[name] = {
+            "Name": name,
+            "Id": f"net{next(self._ids)}",
+            "Driver": options["driver"],
+            "EnableIPv6": options["enable_ipv6"],
+            "Internal": options["internal"],
+            "Attachable": bool(options["attachable"]),
+            "IPAM": {"Options": None, **options["ipam"]},
+            "Options": dict(options["options"]),
+            "Labels": dict(options["labels"]),
+        }
+        return {"Id": self.networks_by_name[name]["Id"], "Warning": ""}
+
+    def remove_network(self, name: str) -> None:
+        self._called("remove_network")
+        if self.inspect_network(name)["Containers"]:
+            raise refusal(403, f"network {name} has active endpoints")
+        del self.networks_by_name[name]
+
+    def disconnect_container_from_network(self, ident: str, name: str, force: bool = False) -> None:
+        self._called("disconnect")
+        del self.containers_by_id[ident]["NetworkSettings"]["Networks"][name]
+
+    # containers
+
+    def create_container_from_config(self, body: Mapping[str, Any], name: str) -> dict[str, Any]:
+        self._called("create")
+        endpoints = body["NetworkingConfig"]["EndpointsConfig"]
+        ident = f"{next(self._ids):064x}"
+        self.containers_by_id[ident] = {
+            "Id": ident,
+            "Names": ["/" + name],
+            "State": "created",
+            "Labels": dict(body["Labels"]),
+            "NetworkSettings": {
+                "Networks": {
+                    network: {"IPAMConfig": dict(endpoint["IPAMConfig"]), "IPAddress": ""}
+                    for network, endpoint in endpoints.items()
+                }
+            },
+            "Body": dict(body),
+        }
+        return {"Id": ident, "Warnings": list(self.warnings)}
+
+    def containers(
+        self,
+        all: bool = False,  # noqa: A002 - docker-py's name
+        filters: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        self._called("containers")
+        filters = filters or {}
+        wanted = filters.get("label", [])
+        found = []
+        for row in self.containers_by_id.values():
+            if not all and row["State"] != "running":
+                continue
+            if "network" in filters and filters["network"] not in row["NetworkSettings"]["Networks"]:
+                continue
+            pairs = [label.split("=", 1) for label in wanted]
+            if any(row["Labels"].get(key) != value for key, value in pairs):
+                continue
+            found.append(row)
+        return found
+
+    def inspect_container(self, ident: str) -> dict[str, Any]:
+        row = self._find(ident)
+        body = row["Body"]
+        return {
+            "Id": row["Id"],
+            "Config": {"Labels": row["Labels"]},
+            "HostConfig": body["HostConfig"],
+            "NetworkSettings": row["NetworkSettings"],
+        }
+
+    def _find(self, ident: str) -> dict[str, Any]:
+        for key, row in self.containers_by_id.items():
+            if ident in {key, row["Names"][0].lstrip("/")}:
+                return row
+        raise refusal(404, f"No such container: {ident}")
+
+    def start(self, ident: str) -> None:
+        self._called("start")
+        row = self._find(ident)
+        row["State"] = "running"
+        for endpoint in row["NetworkSettings"]["Networks"].values():
+            endpoint["IPAddress"] = endpoint["IPAMConfig"]["IPv4Address"]
+
+    def wait(self, ident: str, timeout: float | None = None) -> dict[str, Any]:
+        self._called("wait")
+        self._find(ident)["State"] = "exited"
+        return {"StatusCode": self.exit_code}
+
+    def logs(self, ident: str, stdout: bool, stderr: bool) -> bytes:
+        self._called("logs")
+        return self.stdout if stdout else self.stderr
+
+    def stop(self, ident: str, timeout: int = 10) -> None:
+        self._called("stop")
+        self._find(ident)["State"] = "exited"
+
+    def remove_container(self, ident: str, force: bool = False, v: bool = False) -> None:
+        self._called("remove")
+        del self.containers_by_id[self._find(ident)["Id"]]
+
+    def exec_create(self, ident: str, argv: list[str], user: str) -> dict[str, Any]:
+        self._called("exec")
+        self._find(ident)
+        self.commands.append(argv)
+        return {"Id": "exec1"}
+
+    def exec_start(self, ident: str, demux: bool) -> tuple[bytes, bytes]:
+        return self.exec_output[:2]
+
+    def exec_inspect(self, ident: str) -> dict[str, Any]:
+        return {"ExitCode": self.exec_output[2]}
+
+
+class FakeEnforcer:
+    """Grants every declared name one address, unless told to refuse."""
+
+    def __init__(self) -> None:
+        self.version_answer: dict[str, Any] = {
+            "version": "0.1.0",
+            "api": 1,
+            "writer": {"version": "0.1.0", "reachable": True},
+        }
+        self.running = True
+        self.refusal: str | None = None
+        self.withdrawn: list[str] = []
+        self.awaited: list[str] = []
+        self.names: dict[str, list[str]] = {}
+        self.warnings: list[str] = []
+        self.status_answer: dict[str, Any] = {"permit_ranges": [], "sandboxes": [], "strangers": []}
+        self.live_answer: dict[str, Any] = {
+            "pins": [],
+            "host": [],
+            "skeleton": {"jump": True, "backstop": True, "input": True, "ipv6": True, "problems": []},
+        }
+
+    def _alive(self) -> None:
+        if not self.running:
+            raise EnforcerError(
+                "the enforcer is not running, so nothing would be enforced",
+                "systemctl --user start corral-enforcer",
+            )
+
+    def version(self) -> dict[str, Any]:
+        self._alive()
+        return self.version_answer
+
+    def await_ready(self, ident: str, timeout: float = 15.0) -> dict[str, Any]:
+        self._alive()
+        self.awaited.append(ident)
+        if self.refusal:
+            raise NotReadyError(self.refusal)
+        return {"names": self.names, "warnings": self.warnings}
+
+    def withdraw(self, ident: str) -> None:
+        self._alive()
+        self.withdrawn.append(ident)
+
+    def status(self) -> dict[str, Any]:
+        self._alive()
+        return self.status_answer
+
+    def live(self, sandbox: str) -> dict[str, Any]:
+        self._alive()
+        return self.live_answer
+
+
+def routes(*destinations: str) -> str:
+    """What ``ip -j -4 route show table all`` prints for some routes."""
+    import json
+
+    rows: Iterable[dict[str, str]] = ({"dst": text, "dev": "eth0"} for text in destinations)
+    return json.dumps(list(rows))

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_image import builder
+from agent_image.builder import Built
+from corral import build as module
+from corral.build import image_spec, read_certificates, suite_of
+from corral.context import Invocation
+from policy.errors import PolicyError
+from policy.hostclient import BuildEnvironment, Proxies
+from policy.loader import LoadedPolicy
+
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize(
+    ("image", "suite"),
+    [
+        ("debian:bookworm-slim", "bookworm"),
+        ("debian:trixie", "trixie"),
+        ("registry.example:5000/library/debian:trixie-slim", "trixie"),
+        ("debian:trixie@sha256:" + "0" * 64, "trixie"),
+        ("example/base:1.2", "bookworm"),
+    ],
+)
+def test_the_suite_is_read_off_the_base_image(image: str, suite: str) -> None:
+    assert suite_of(image) == suite
+
+
+def test_profile_policy_and_host_meet_in_the_image(loaded: LoadedPolicy) -> None:
+    host = BuildEnvironment(
+        apt_mirror="https://mirror.example/debian",
+        npm_registry="https://npm.example",
+        pip_index="https://pip.example/simple",
+    )
+    spec = image_spec(loaded, uid=1000, gid=1001, architecture="amd64", host=host, certificates=[b"pem"])
+    assert (spec.uid, spec.gid, spec.harness) == (1000, 1001, "opencode")
+    assert spec.base == loaded.policy.build.base_image
+    assert set(spec.packages) >= {"git", "ripgrep"}
+    assert spec.agent_dirs == tuple(f"/home/agent/{part}" for part in loaded.profile.state_dirs)
+    assert {file.path for file in spec.baked_files} >= {"/etc/opencode/opencode.json"}
+    assert spec.apt_mirror == "https://mirror.example/debian"
+    assert (spec.npm_registry, spec.pip_index) == ("https://npm.example", "https://pip.example/simple")
+    assert spec.ca_certificates == (b"pem",)
+
+
+def test_root_gets_no_image(loaded: LoadedPolicy) -> None:
+    with pytest.raises(PolicyError, match="root"):
+        image_spec(loaded, uid=0, gid=0, architecture="amd64", host=BuildEnvironment(), certificates=())
+
+
+def test_only_certificates_are_taken_from_a_ca_file(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text(
+        f"# ours\n{PEM}-----BEGIN PRIVATE KEY-----\nKEY\n-----END PRIVATE KEY-----\n{PEM.replace('AAAA', 'BBBB')}"
+    )
+    found = b"".join(read_certificates([str(file)]))
+    assert found.count(b"BEGIN CERTIFICATE") == 2
+    assert b"KEY" not in found
+    with pytest.raises(PolicyError, match="cannot read the CA certificates"):
+        read_certificates([str(tmp_path / "none")])
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, invocation: Invocation) -> list[dict[str, Any]]:
+    """Calls of the builder, which finds the image up to date unless forced."""
+    calls: list[dict[str, Any]] = []
+
+    def build(spec: Any, **options: Any) -> Built:
+        calls.append({"spec": spec, **options})
+        return Built("sha256:0123456789abcdef", "sha256:1", "buildkit" if options["force"] else None)
+
+    monkeypatch.setattr(builder, "build", build)
+    monkeypatch.setattr(invocation.api, "version", lambda: {"Arch": "amd64"}, raising=False)
+    monkeypatch.setattr(
+        module, "gather", lambda *_: BuildEnvironment(Proxies(http="http://u:p@proxy.example:1"))
+    )
+    invocation.__dict__["user"] = replace(invocation.user, uid=1000, gid=1000)
+    return calls
+
+
+def test_proxies_reach_the_build_as_arguments_and_not_the_image(
+    invocation: Invocation, built: list[dict[str, Any]]
+) -> None:
+    assert module.build(invocation, force=False) == (
+        f"{invocation.loaded.sandbox.image} is up to date (0123456789ab)"
+    )
+    (call,) = built
+    assert call["proxies"] == {
+        "http_proxy": "http://u:p@proxy.example:1",
+        "HTTP_PROXY": "http://u:p@proxy.example:1",
+    }
+    assert "proxy.example" not in repr(call["spec"])
+    assert call["directory"] == invocation.paths.build
+    assert call["log"].parent == invocation.paths.root
+    assert invocation.paths.root.is_dir()
+
+
+def test_the_policy_s_own_mirror_wins(
+    invocation: Invocation, built: list[dict[str, Any]], loaded_of: Callable[[str], LoadedPolicy]
+) -> None:
+    invocation.__dict__["loaded"] = loaded_of(
+        "profile: opencode\nname: demo\nbuild: {npm_registry: https://npm.example, proxy: {http: ''}}\n"
+    )
+    assert module.build(invocation, force=True).endswith("built (0123456789ab)")
+    (call,) = built
+    assert call["spec"].npm_registry == "https://npm.example"
+    assert call["proxies"] == {}

@@ -1,0 +1,299 @@
+"""The command line from the outside: exit codes, messages, and that nothing is made too early."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from corral import __version__, cli, commands
+from corral.checks import Check
+from corral.cli import main
+from corral.commands import app
+from corral.down import Removed
+from policy.errors import CorralError, EnforcerError, EngineError, InstallError, NotReadyError, PolicyError
+from policy.loader import load
+
+COMMANDS = ("install", "init", "build", "run", "shell", "verify", "status", "down", "version")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home, a runtime directory and a working directory of our own; no handler stays behind."""
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "DOCKER_HOST", "CORRAL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(project)
+    # Tests may be run by root; corral is not.
+    uid = os.getuid() or 1000
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
+
+
+def write_policy(project: Path, text: str = "profile: opencode\nname: demo\n") -> None:
+    (project / "corral.yaml").write_text(text)
+    (project / "corral.yaml").chmod(0o644)
+
+
+def test_every_command_has_help() -> None:
+    for command in COMMANDS:
+        result = CliRunner().invoke(app, [command, "--help"])
+        assert result.exit_code == 0, command
+        assert "Usage: corral" in result.output or "Usage: " in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bogus"], ["run", "--bogus"], ["status", "extra"], ["build", "--force=x"]]
+)
+def test_wrong_arguments_are_exit_code_2(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_a_missing_policy_is_exit_code_2_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["run"], ["shell"], ["build"], ["verify"], ["down"]):
+        assert main(command) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("corral: policy error: no corral.yaml in")
+        assert "fix: corral init" in err
+
+
+def test_an_invalid_policy_is_exit_code_2_and_nothing_is_made(
+    project: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(project, "profile: opencode\nname: demo\nmounts:\n  rw: [~]\n")
+    before = sorted(home.rglob("*"))
+    for command in (["run", "--", "true"], ["build"], ["verify"], ["shell"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.startswith(
+            f"corral: policy error: refusing to mount your home directory ({home})"
+        )
+    assert sorted(home.rglob("*")) == before
+
+
+def test_without_the_enforcer_run_says_how_to_start_it(
+    project: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(project)
+    before = sorted(home.rglob("*"))
+    for command in (["run"], ["shell"], ["verify"], ["status"]):
+        assert main(command) == 1
+        assert "fix: systemctl --user start corral-enforcer" in capsys.readouterr().err
+    assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "start"),
+    [
+        (PolicyError("m"), 2, "corral: policy error: m"),
+        (EngineError("m"), 1, "corral: m"),
+        (EnforcerError("m"), 1, "corral: m"),
+        (NotReadyError("m"), 1, "corral: m"),
+        (InstallError("m"), 1, "corral: m"),
+        (CorralError("m", "do it"), 1, "corral: m\n  fix: do it"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "corral: [Errno 13] Permission denied: '/x'"),
+        (ValueError("odd"), 1, "corral: internal error: ValueError: odd"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(143), 143, ""),
+    ],
+)
+def test_each_error_has_its_exit_code_and_one_message(
+    error: BaseException,
+    code: int,
+    start: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(commands, "_invocation", fail)
+    assert main(["build"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(start)
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("how", ["-v", "CORRAL_DEBUG"])
+def test_a_traceback_is_shown_when_asked_for(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(commands, "_invocation", fail)
+    if how == "CORRAL_DEBUG":
+        monkeypatch.setenv(how, "1")
+    assert main([*([how] if how == "-v" else []), "build"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_run_passes_the_command_and_the_agent_s_exit_code(
+    monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    import corral.run
+
+    given: list[tuple[str, ...]] = []
+
+    def run(invocation: Any, command: Any) -> int:
+        given.append(tuple(command))
+        return 42
+
+    monkeypatch.setattr(corral.run, "run", run)
+    assert main(["run", "--", "sh", "-c", "exit 42", "--", "-x"]) == 42
+    assert main(["run", "ls", "-la", "--all"]) == 42
+    assert main(["run"]) == 42
+    assert given == [("sh", "-c", "exit 42", "--", "-x"), ("ls", "-la", "--all"), ()]
+
+
+def test_verify_prints_lines_and_exits_1_on_a_failure(
+    monkeypatch: pytest.MonkeyPatch, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import corral.verify
+
+    write_policy(project)
+    found = [Check("non-root", "ok"), Check("dns-closed", "fail", "203.0.113.53 answers")]
+    monkeypatch.setattr(corral.verify, "verify", lambda _: found)
+    assert main(["verify"]) == 1
+    assert capsys.readouterr().out == (
+        "ok   non-root\nFAIL dns-closed: 203.0.113.53 answers\n1 passed, 0 skipped, 1 failed\n"
+    )
+    found.pop()
+    assert main(["verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] == 1
+
+
+def test_down_with_nothing_to_do_is_exit_code_0(
+    monkeypatch: pytest.MonkeyPatch, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import corral.down
+
+    write_policy(project)
+    monkeypatch.setattr(corral.down, "down", lambda _: Removed())
+    assert main(["down"]) == 0
+    assert capsys.readouterr().out.endswith(": nothing to do\n")
+
+
+def test_init_writes_a_policy_that_loads_and_never_overwrites(
+    project: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--profile", "opencode"]) == 0
+    assert "wrote" in capsys.readouterr().out
+    loaded = load(project / "corral.yaml", home=home, environ={}, uid=os.getuid(), own=())
+    assert loaded.profile.name == "opencode"
+    text = (project / "corral.yaml").read_text()
+    assert main(["init"]) == 2
+    assert (project / "corral.yaml").read_text() == text
+
+
+def test_init_does_not_write_through_a_link(project: Path, tmp_path: Path) -> None:
+    (project / "corral.yaml").symlink_to(tmp_path / "elsewhere")
+    assert main(["init"]) == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_unknown_profile_is_exit_code_2(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--profile", "nope"]) == 2
+    assert "available: opencode" in capsys.readouterr().err
+    assert not (project / "corral.yaml").exists()
+
+
+def test_the_version_needs_no_enforcer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"corral {__version__}\ncorral {__version__}\nenforcer not running\n"
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": __version__, "enforcer": None}
+
+
+def test_install_gets_what_the_user_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import corral.install
+
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(corral.install, "install", lambda **options: given.append(options))
+    assert main(["install", "--dry-run", "-y"]) == 0
+    assert main(["install"]) == 0
+    assert [(call["dry_run"], call["assume_yes"]) for call in given] == [(True, True), (False, False)]
+    assert all(callable(call["echo"]) for call in given)
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[3]
+    environ = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=60,
+        **options,
+    )
+
+
+def test_the_version_option_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from corral.cli import main; main(['--version']);"
+        "print(sorted({'typer', 'docker', 'pydantic', 'ruamel', 'requests', 'dns'} & set(sys.modules)))"
+    )
+    assert python(code).stdout == f"corral {__version__}\n[]\n"
+
+
+def test_help_imports_neither_docker_nor_the_policy() -> None:
+    code = (
+        "import sys\nfrom corral.cli import main\nmain(['run', '--help'])\n"
+        "print(sorted({'docker', 'policy.schema', 'ruamel', 'requests'} & set(sys.modules)))"
+    )
+    assert python(code).stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_unwinds(number: int) -> None:
+    code = (
+        "import os, signal, sys\nfrom corral import cli\n"
+        "def guarded(_):\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        print('cleaned up')\n"
+        "cli._guarded = guarded\n"
+        "sys.exit(cli.main(['build']))"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout) == (128 + number, "cleaned up\n")
+
+
+def test_nohup_is_respected() -> None:
+    code = (
+        "import os, signal, sys\nfrom corral import cli\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "cli._guarded = lambda _: os.kill(os.getpid(), signal.SIGHUP) or 7\n"
+        "sys.exit(cli.main(['build']))"
+    )
+    assert python(code).returncode == 7
+
+
+def test_a_name_the_terminal_cannot_show_is_no_crash(project: Path) -> None:
+    odd = project / "caf\udce9"
+    os.mkdir(odd)
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-m", "corral.cli", "run"],
+        check=False,
+        cwd=odd,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(project.parent), "PYTHONPATH": str(root), "LC_ALL": "C"},
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert b"no corral.yaml" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from corral import __version__, context, process
+from corral.context import check_versions, current_user, parse_git_identity, time_zone
+from policy.errors import CorralError, EnforcerError
+
+
+def test_home_is_taken_from_the_account_when_unset() -> None:
+    account = pwd.getpwuid(os.geteuid())
+    assert str(current_user({}).home) == account.pw_dir
+    assert str(current_user({"HOME": "/elsewhere"}).home) == "/elsewhere"
+    assert current_user({}).gid == account.pw_gid
+
+
+def test_a_user_without_account_and_home_is_refused() -> None:
+    with pytest.raises(CorralError, match="home directory"):
+        current_user({}, uid=2**31 - 5)
+
+
+def test_the_time_zone_is_a_name(tmp_path: Path) -> None:
+    link = tmp_path / "localtime"
+    link.symlink_to("/usr/share/zoneinfo/Europe/Berlin")
+    assert time_zone({}, link) == "Europe/Berlin"
+    assert time_zone({"TZ": ":America/New_York"}, link) == "America/New_York"
+    assert time_zone({}, tmp_path / "none") == ""
+    (tmp_path / "plain").write_bytes(b"TZif")
+    assert time_zone({}, tmp_path / "plain") == ""
+
+
+def test_the_last_git_value_counts_and_strange_ones_do_not() -> None:
+    output = "user.name\nFirst\0user.name\nSecond\0user.email\na@example.com\0user.signingkey\nX\0"
+    assert parse_git_identity(output) == {"name": "Second", "email": "a@example.com"}
+    assert parse_git_identity("user.name\nline\nbreak\0user.email\0") == {}
+
+
+def test_a_host_without_git_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> process.Completed:
+        raise process.ProgramError("git is not installed")
+
+    monkeypatch.setattr(context.process, "run", missing)
+    assert context.git_identity({}) == {}
+
+
+def test_versions_must_be_equal_and_the_writer_reachable() -> None:
+    writer = {"version": __version__, "reachable": True}
+    check_versions({"version": __version__, "api": 1, "writer": writer})
+    with pytest.raises(EnforcerError, match=r"the enforcer is 9\.9") as caught:
+        check_versions({"version": "9.9", "writer": writer})
+    assert caught.value.hint == "corral install"
+    with pytest.raises(EnforcerError, match="cannot reach the netfilter writer"):
+        check_versions({"version": __version__, "writer": {"reachable": False}})
+
+
+def test_session_ids_are_eight_hex_digits_and_differ() -> None:
+    found = {context.new_session() for _ in range(50)}
+    assert len(found) == 50
+    assert all(len(one) == 8 and int(one, 16) >= 0 for one in found)
+
+
+def test_the_version_is_the_project_s() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert project["project"]["version"] == __version__

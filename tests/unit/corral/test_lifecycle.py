@@ -1,0 +1,241 @@
+"""The order in which a session comes and goes, with an engine and an enforcer in memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral import lifecycle, network, relay, state
+from corral.context import Invocation
+from corral.lifecycle import Prepared, created, prepare
+from corral.session import SERVICE, Request, Terminal
+from corral.subnets import Plan
+from policy.declaration import LABEL_EGRESS
+from policy.errors import CorralError, EnforcerError, EngineError, NotReadyError, PolicyError
+from policy.loader import LoadedPolicy
+from tests.unit.corral.fakes import FakeDocker, FakeEnforcer, refusal
+
+SESSION = "0a1b2c3d"
+NO_TERMINAL = Terminal()
+PLAN = Plan(IPv4Network("172.16.0.0/26"))
+
+
+@pytest.fixture
+def prepared(invocation: Invocation) -> Prepared:
+    loaded = invocation.loaded
+    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
+    return Prepared(invocation.user, "sha256:1", PLAN, {"API_KEY": "s3cr3t"})
+
+
+def request(terminal: Terminal = NO_TERMINAL) -> Request:
+    return Request("run", ("agent",), SESSION, terminal)
+
+
+def leftovers(invocation: Invocation, docker_engine: FakeDocker) -> list[str]:
+    sessions = invocation.paths.root / "sessions"
+    directories = [path.name for path in sessions.iterdir()] if sessions.exists() else []
+    return [*docker_engine.containers_by_id, *directories]
+
+
+def test_a_container_is_ready_before_it_may_start_and_gone_afterwards(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    with created(invocation, prepared, request()) as session:
+        assert enforcer.awaited == [session.ident]
+        assert "start" not in docker_engine.calls
+        row = docker_engine.containers_by_id[session.ident]
+        assert row["Labels"][LABEL_EGRESS] == invocation.loaded.declaration.to_label()
+        assert session.spec.address == "172.16.0.2"
+        hosts = Path(session.spec.hosts_file).read_text()
+        assert "172.16.0.1      corral-host" in hosts
+        assert f"172.16.0.2      {SERVICE}" in hosts
+    assert leftovers(invocation, docker_engine) == []
+    assert enforcer.withdrawn == [session.ident]
+
+
+def test_a_policy_that_is_not_made_true_leaves_nothing_and_was_never_started(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    enforcer.refusal = "api.example.com: no answer"
+    with pytest.raises(NotReadyError, match=r"api\.example\.com"), created(invocation, prepared, request()):
+        pytest.fail("the container was handed out")
+    assert leftovers(invocation, docker_engine) == []
+    assert "start" not in docker_engine.calls
+
+
+def test_an_enforcer_that_dies_meanwhile_leaves_nothing(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    enforcer.running = False
+    with pytest.raises(EnforcerError, match="not running"), created(invocation, prepared, request()):
+        pytest.fail("the container was handed out")
+    assert leftovers(invocation, docker_engine) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), ValueError("x")])
+def test_however_a_session_ends_nothing_is_left(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, error: BaseException
+) -> None:
+    with pytest.raises(type(error)), created(invocation, prepared, request()):
+        raise error
+    assert leftovers(invocation, docker_engine) == []
+
+
+def test_an_interrupted_create_leaves_no_container(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = docker_engine.create_container_from_config
+
+    def interrupted(body: Any, name: str) -> Any:
+        real(body, name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(docker_engine, "create_container_from_config", interrupted)
+    with pytest.raises(KeyboardInterrupt), created(invocation, prepared, request()):
+        pytest.fail("the container was handed out")
+    assert leftovers(invocation, docker_engine) == []
+
+
+def test_a_failed_clean_up_is_an_error_but_does_not_hide_another(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, said: io.StringIO
+) -> None:
+    with pytest.raises(EngineError, match="removing the container"), created(invocation, prepared, request()):
+        docker_engine.fail["remove"] = refusal(500, "device busy")
+    with pytest.raises(ValueError, match="first"):
+        with created(invocation, prepared, replace(request(), session="0a1b2c3e")):
+            raise ValueError("first")
+    assert "device busy" in said.getvalue()
+
+
+def test_the_second_session_gets_another_address(invocation: Invocation, prepared: Prepared) -> None:
+    with created(invocation, prepared, request()) as first:
+        with created(invocation, prepared, replace(request(), session="0a1b2c3e")) as second:
+            assert (first.spec.address, second.spec.address) == ("172.16.0.2", "172.16.0.3")
+
+
+def test_warnings_of_the_enforcer_are_shown(
+    invocation: Invocation, prepared: Prepared, enforcer: FakeEnforcer, said: io.StringIO
+) -> None:
+    enforcer.warnings = ["git.example.com: no answer yet"]
+    with created(invocation, prepared, request()):
+        pass
+    assert "warning: git.example.com: no answer yet" in said.getvalue()
+
+
+def test_the_size_of_a_terminal_is_part_of_the_request(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    with created(invocation, prepared, request(Terminal(True, True, 100, 30))) as session:
+        body = docker_engine.containers_by_id[session.ident]["Body"]
+        assert body["HostConfig"]["ConsoleSize"] == [30, 100]
+        assert body["Tty"] and body["OpenStdin"] and body["StdinOnce"]
+
+
+def test_without_the_enforcer_nothing_is_made(
+    invocation: Invocation, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    enforcer.running = False
+    with pytest.raises(EnforcerError) as caught:
+        prepare(invocation)
+    assert caught.value.hint == "systemctl --user start corral-enforcer"
+    assert docker_engine.calls == []
+    assert not invocation.paths.root.exists()
+
+
+def test_root_is_refused_before_anything_is_made(invocation: Invocation, docker_engine: FakeDocker) -> None:
+    invocation.__dict__["user"] = replace(invocation.user, uid=0)
+    with pytest.raises(CorralError, match="as root"):
+        prepare(invocation)
+    assert docker_engine.calls == []
+
+
+def test_a_bad_secrets_file_is_found_before_anything_is_made(
+    loaded_of: Callable[[str], LoadedPolicy],
+    invocation: Invocation,
+    home: Path,
+    docker_engine: FakeDocker,
+    enforcer: FakeEnforcer,
+) -> None:
+    file = home / "secrets.env"
+    file.write_text("API_KEY=abc\n")
+    file.chmod(0o644)
+    loaded = loaded_of(f"profile: opencode\nname: demo\nsecrets:\n  env_file: {file}\n")
+    invocation.__dict__["loaded"] = loaded
+    with pytest.raises(PolicyError, match="mode 0644"):
+        prepare(invocation)
+    assert docker_engine.calls == []
+    file.chmod(0o600)
+    assert lifecycle.read_secrets(loaded, invocation.user.uid) == {"API_KEY": "abc"}
+
+
+def test_a_variable_the_profile_fixes_is_no_secret(
+    loaded_of: Callable[[str], LoadedPolicy], home: Path, invocation: Invocation
+) -> None:
+    file = home / "secrets.env"
+    file.touch(mode=0o600)
+    loaded = loaded_of(f"profile: opencode\nname: demo\nsecrets:\n  env_file: {file}\n")
+    fixed = next(iter(loaded.profile.env))
+    file.write_text(f"{fixed}=0\n")
+    with pytest.raises(PolicyError, match=fixed):
+        lifecycle.read_secrets(loaded, invocation.user.uid)
+
+
+def test_preparing_makes_image_network_relays_and_state(
+    loaded_of: Callable[[str], LoadedPolicy],
+    invocation: Invocation,
+    docker_engine: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+    said: io.StringIO,
+) -> None:
+    invocation.__dict__["loaded"] = loaded_of(
+        "profile: opencode\nname: demo\nhost_services:\n  - {name: llama, port: 8081}\n"
+    )
+    order: list[str] = []
+
+    class Image:
+        image = "sha256:built"
+
+    def built(_: Invocation) -> Image:
+        order.append("image")
+        assert docker_engine.networks_by_name == {}
+        return Image()
+
+    def relays(self: relay.Manager, wanted: Any) -> None:
+        order.append(f"relay {wanted[0].gateway}:{wanted[0].port} {wanted[0].ifindex}")
+        assert docker_engine.networks_by_name
+
+    monkeypatch.setattr(lifecycle, "ensure_image", built)
+    monkeypatch.setattr(network, "host_ranges", lambda environ: [])
+    monkeypatch.setattr(relay, "bridge_ifindex", lambda sandbox: 7)
+    monkeypatch.setattr(relay.Manager, "ensure", relays)
+    monkeypatch.setattr(lifecycle, "listens", lambda service: False)
+    found = prepare(invocation)
+    assert order == ["image", "relay 172.16.0.1:8081 7"]
+    assert found.image == "sha256:built"
+    assert str(found.plan.subnet) == "172.16.0.0/26"
+    assert (invocation.paths.home / invocation.loaded.profile.state_dirs[0]).is_dir()
+    assert "nothing listens on 127.0.0.1:8081" in said.getvalue()
+
+
+def test_the_configured_range_replaces_the_defaults() -> None:
+    assert lifecycle.subnet_ranges(IPv4Network("10.66.0.0/16")) == [IPv4Network("10.66.0.0/16")]
+    assert str(lifecycle.subnet_ranges(None)[0]) == "172.16.0.0/16"
+
+
+def test_a_removed_working_directory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(CorralError, match="does not exist any more"):
+        lifecycle.working_directory()

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from corral import run, terminal
+from corral.context import Invocation
+from corral.session import Terminal
+from policy.errors import PolicyError
+
+
+@pytest.mark.parametrize(
+    ("stdin", "stdout", "expected"),
+    [
+        ("terminal", "terminal", Terminal(tty=True, stdin=True, columns=100, rows=30)),
+        # Its keys would go to a program that waits for the end of its input.
+        ("terminal", "pipe", Terminal()),
+        ("pipe", "terminal", Terminal(stdin=True)),
+        ("pipe", "pipe", Terminal(stdin=True)),
+        ("closed", "terminal", Terminal()),
+        ("closed", "pipe", Terminal()),
+    ],
+)
+def test_a_terminal_is_one_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, stdin: str, stdout: str, expected: Terminal
+) -> None:
+    kinds = {0: stdin, 1: stdout}
+    monkeypatch.setattr(terminal, "is_terminal", lambda fd: kinds[fd] == "terminal")
+    monkeypatch.setattr(terminal, "is_open", lambda fd: kinds[fd] != "closed")
+    monkeypatch.setattr(terminal, "size", lambda fd: (100, 30))
+    assert run.detect_terminal() == expected
+
+
+def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
+    loaded = invocation.loaded
+    policy = loaded.policy.model_copy(update={"mode": "daemon"})
+    from dataclasses import replace
+
+    invocation.__dict__["loaded"] = replace(loaded, policy=policy)
+    with pytest.raises(PolicyError, match="mode is daemon"):
+        run.shell(invocation)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corral import session
+from corral.session import Request, Terminal, User
+from policy.container import HOME, SessionSpec, create_body
+from policy.identity import StatePaths
+from policy.loader import LoadedPolicy
+
+NO_TERMINAL = Terminal()
+TTY = Terminal(tty=True, stdin=True, columns=100, rows=30)
+PATHS = StatePaths(Path("/state/demo-0123abcd"))
+
+
+def request(terminal: Terminal = NO_TERMINAL) -> Request:
+    return Request("run", ("agent",), "0a1b2c3d", terminal)
+
+
+def plan(loaded: LoadedPolicy, user: User, start: Path | None = None, **secrets: str) -> SessionSpec:
+    return session.plan(
+        loaded,
+        user,
+        request(),
+        paths=PATHS,
+        secrets=secrets,
+        image="sha256:1",
+        address="172.16.0.2",
+        start=start or loaded.project,
+        ipv6=True,
+    )
+
+
+def test_only_named_variables_reach_the_container(loaded: LoadedPolicy, user: User) -> None:
+    host = {
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "SSH_AUTH_SOCK": "/x",
+        "PATH": "/opt/bin",
+        "LD_PRELOAD": "/x.so",
+        "HTTPS_PROXY": "http://proxy.example:1",
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+        "HOME": "/somewhere",
+        "CORRAL_SESSION_ID": "forged",
+    }
+    env = session.environment(loaded, replace(user, environ=host, zone="Europe/Berlin"), request(TTY), {})
+    own = set(env) - set(loaded.profile.env)
+    assert own == {"HOME", "TERM", "COLORTERM", "LANG", "TZ", "CORRAL_SESSION_ID"}
+    assert env["HOME"] == HOME
+    assert env["CORRAL_SESSION_ID"] == "0a1b2c3d"
+    assert env["TERM"] == "xterm-256color"
+
+
+def test_git_name_and_email_come_along_and_nothing_else_of_git(loaded: LoadedPolicy, user: User) -> None:
+    who = replace(user, git={"name": "A. Author", "email": "author@example.com"})
+    env = session.environment(loaded, who, request(), {})
+    assert env["GIT_AUTHOR_NAME"] == env["GIT_COMMITTER_NAME"] == "A. Author"
+    assert env["GIT_AUTHOR_EMAIL"] == env["GIT_COMMITTER_EMAIL"] == "author@example.com"
+
+
+def test_the_profile_outranks_a_secret_and_a_secret_outranks_the_host(
+    loaded: LoadedPolicy, user: User
+) -> None:
+    fixed = next(iter(loaded.profile.env))
+    env = session.environment(
+        loaded, replace(user, zone="UTC"), request(), {fixed: "secret", "TZ": "Asia/Tokyo", "HOME": "/x"}
+    )
+    assert env[fixed] == loaded.profile.env[fixed]
+    assert env["TZ"] == "Asia/Tokyo"
+    assert env["HOME"] == HOME
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "C.UTF-8"),
+        ({"LANG": "C.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "POSIX"}, "POSIX"),
+        ({"LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "C", "LC_ALL": "en_US.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "x; rm"}, "C.UTF-8"),
+    ],
+)
+def test_the_locale_is_one_that_the_image_has(
+    loaded: LoadedPolicy, user: User, given: dict[str, str], expected: str
+) -> None:
+    assert session.environment(loaded, replace(user, environ=given), request(), {})["LANG"] == expected
+
+
+def test_without_a_terminal_there_is_no_TERM_and_a_strange_one_is_replaced(
+    loaded: LoadedPolicy, user: User
+) -> None:
+    assert "TERM" not in session.environment(loaded, replace(user, environ={"TERM": "xterm"}), request(), {})
+    for term in ("", "a\nb", "../x"):
+        env = session.environment(loaded, replace(user, environ={"TERM": term}), request(TTY), {})
+        assert env["TERM"] == "xterm"
+
+
+def test_a_zone_that_is_no_name_is_left_out(loaded: LoadedPolicy, user: User) -> None:
+    assert "TZ" not in session.environment(loaded, replace(user, zone="/etc/passwd"), request(), {})
+
+
+def test_project_mounts_and_state_are_mounted_where_they_belong(
+    loaded_of: Callable[[str], LoadedPolicy], home: Path, user: User
+) -> None:
+    shared, notes = home / "shared", home / "notes"
+    shared.mkdir(), notes.mkdir()
+    loaded = loaded_of(f"profile: opencode\nname: demo\nmounts:\n  rw: [{shared}]\n  ro: [{notes}]\n")
+    found = {mount.target: (mount.source, mount.read_only) for mount in plan(loaded, user).mounts}
+    assert found[str(loaded.project)] == (str(loaded.project), False)
+    assert found[str(shared)] == (str(shared), False)
+    assert found[str(notes)] == (str(notes), True)
+    for directory in loaded.profile.state_dirs:
+        assert found[f"{HOME}/{directory}"] == (f"/state/demo-0123abcd/home/{directory}", False)
+    assert len(found) == 3 + len(loaded.profile.state_dirs)
+
+
+def test_a_path_the_profile_shadows_is_an_empty_read_only_file(loaded: LoadedPolicy, user: User) -> None:
+    shadowing = replace(loaded, profile=replace(loaded.profile, shadow=(".secret",)))
+    mount = plan(shadowing, user).mounts[-1]
+    assert (mount.source, mount.target, mount.read_only) == (
+        "/state/demo-0123abcd/empty",
+        f"{HOME}/.secret",
+        True,
+    )
+
+
+def test_the_command_starts_where_the_user_is_if_that_is_in_the_project(
+    loaded: LoadedPolicy, user: User
+) -> None:
+    below = loaded.project / "src" / "deep"
+    assert plan(loaded, user, start=below).workdir == str(below)
+    assert plan(loaded, user, start=Path("/etc")).workdir == str(loaded.project)
+    beside = loaded.project.with_name(loaded.project.name + "-other")
+    assert plan(loaded, user, start=beside).workdir == str(loaded.project)
+
+
+def test_a_command_replaces_the_harness(loaded: LoadedPolicy) -> None:
+    assert session.command(loaded, ()) == loaded.profile.interactive
+    assert session.command(loaded, ["ls", "-la"]) == ("ls", "-la")
+
+
+def test_a_secret_is_in_the_environment_and_nowhere_else(loaded: LoadedPolicy, user: User) -> None:
+    body = create_body(plan(loaded, user, API_KEY="s3cr3t-value"))
+    assert "API_KEY=s3cr3t-value" in body.pop("Env")
+    assert "s3cr3t" not in repr(body)
+
+
+def test_the_plan_is_the_declaration_of_the_policy(loaded: LoadedPolicy, user: User) -> None:
+    spec = plan(loaded, user)
+    assert spec.declaration is loaded.declaration
+    assert (spec.sandbox, spec.service, spec.session) == (loaded.sandbox, "main", "0a1b2c3d")
+    assert spec.hosts_file == "/state/demo-0123abcd/sessions/0a1b2c3d/hosts"
+    assert (spec.uid, spec.gid) == (user.uid, user.gid)

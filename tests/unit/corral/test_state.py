@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from corral import state
+from policy.errors import CorralError
+from policy.identity import StatePaths
+from policy.profiles import SeedFile
+
+DIRS = (".local/share/agent", ".cache/agent")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StatePaths:
+    return StatePaths(tmp_path / "data" / "demo-0123abcd")
+
+
+def test_state_directories_are_made_for_the_user_alone(paths: StatePaths) -> None:
+    state.prepare(paths, DIRS, ())
+    for directory in DIRS:
+        found = (paths.home / directory).stat()
+        assert stat.S_IMODE(found.st_mode) == 0o700
+    state.prepare(paths, DIRS, ())
+
+
+def test_a_seed_is_written_once_and_never_again(paths: StatePaths) -> None:
+    seed = SeedFile(".local/share/agent/auth.json", "{}")
+    state.prepare(paths, DIRS, [seed])
+    file = paths.home / seed.path
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text("changed by the agent")
+    state.prepare(paths, DIRS, [seed])
+    assert file.read_text() == "changed by the agent"
+
+
+def test_a_link_the_agent_left_is_not_followed(paths: StatePaths, tmp_path: Path) -> None:
+    state.prepare(paths, DIRS, ())
+    target = tmp_path / "outside"
+    target.mkdir()
+    os.symlink(target, paths.home / DIRS[0] / "sub")
+    with pytest.raises(CorralError, match="cannot use the state directory"):
+        state.prepare(paths, DIRS, [SeedFile(DIRS[0] + "/sub/file", "x")])
+    assert list(target.iterdir()) == []
+
+
+def test_a_dangling_link_is_not_written_through(paths: StatePaths, tmp_path: Path) -> None:
+    state.prepare(paths, DIRS, ())
+    os.symlink(tmp_path / "new", paths.home / DIRS[0] / "file")
+    state.prepare(paths, DIRS, [SeedFile(DIRS[0] + "/file", "x")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_session_directory_is_made_once(paths: StatePaths) -> None:
+    made = state.create_session(paths, "0a1b2c3d")
+    assert made == paths.session("0a1b2c3d")
+    assert made.is_dir()
+    with pytest.raises(CorralError, match="cannot make"):
+        state.create_session(paths, "0a1b2c3d")
+    state.remove_session(paths, "0a1b2c3d")
+    assert not made.exists()
+    state.remove_session(paths, "0a1b2c3d")
+
+
+def test_down_removes_the_directories_of_ended_sessions_only(paths: StatePaths) -> None:
+    for session in ("00000001", "00000002", "00000003"):
+        state.create_session(paths, session)
+    assert state.remove_sessions(paths, keep=["00000002"]) == 2
+    assert [path.name for path in (paths.root / "sessions").iterdir()] == ["00000002"]
+    assert state.remove_sessions(StatePaths(paths.root / "none")) == 0
+
+
+def test_what_covers_shadowed_files_is_empty_and_read_only(paths: StatePaths) -> None:
+    state.prepare(paths, (), ())
+    empty = paths.root / state.EMPTY
+    assert empty.read_bytes() == b""
+    assert not stat.S_IMODE(empty.stat().st_mode) & 0o222

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+
+from corral import network, state, verify
+from corral.checks import Check
+from corral.context import Invocation
+from corral.lifecycle import Prepared, created
+from corral.session import Request
+from corral.subnets import Plan
+from policy.errors import EngineError
+from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
+
+PLAN = Plan(IPv4Network("172.16.0.0/26"))
+GOOD = json.dumps({"check": "non-root", "status": "ok", "detail": ""}).encode() + b"\n"
+
+
+@pytest.fixture
+def prepared(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    loaded = invocation.loaded
+    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
+    made = Prepared(invocation.user, "sha256:1", PLAN, {})
+    monkeypatch.setattr(verify, "prepare", lambda _: made)
+    return made
+
+
+def results(found: list[Check]) -> dict[str, str]:
+    return {check.shown_name: check.status for check in found}
+
+
+def test_the_throw_away_container_gets_what_run_gives_but_the_command(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        usual = docker_engine.containers_by_id[session.ident]["Body"]
+    seen: list[dict[str, Any]] = []
+    real = docker_engine.create_container_from_config
+    docker_engine.create_container_from_config = (  # type: ignore[method-assign]
+        lambda body, name: (seen.append(dict(body)), real(body, name))[1]
+    )
+    docker_engine.stdout = GOOD
+    verify.verify(invocation)
+    body = seen[0]
+    assert body["Cmd"][0] == verify.CHECKER
+    assert body["Labels"]["io.corral.purpose"] == "verify"
+    session_of = body["Labels"]["io.corral.session"]
+    text = json.dumps({**body, "Cmd": usual["Cmd"]}, sort_keys=True)
+    text = text.replace(session_of, "00000001").replace('"verify"', '"run"')
+    assert json.loads(text) == usual
+
+
+def test_the_kernel_is_read_before_the_container_can_end(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    enforcer: FakeEnforcer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    docker_engine.stdout = GOOD
+    monkeypatch.setattr(
+        enforcer, "live", lambda sandbox: (docker_engine.calls.append("live"), enforcer.live_answer)[1]
+    )
+    verify.verify(invocation)
+    calls = docker_engine.calls
+    assert calls.index("create") < calls.index("live") < calls.index("start") < calls.index("remove")
+    assert docker_engine.containers_by_id == {}
+
+
+def test_differences_of_the_kernel_are_failures_of_live_rules(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    docker_engine.stdout = GOOD
+    enforcer.live_answer["pins"] = [
+        ["172.16.0.2", "tcp", 443, "192.0.2.1"],
+        ["172.16.0.3", "tcp", 443, "192.0.2.2"],
+    ]
+    found = {check.name: check for check in verify.verify(invocation)}
+    assert found["live-rules"].status == "fail"
+    assert "192.0.2.1:443" in found["live-rules"].detail
+    # Another container's elements are not this one's.
+    assert "192.0.2.2" not in found["live-rules"].detail
+    assert found["skeleton-in-path"].status == found["backstop"].status == "ok"
+
+
+def test_a_name_resolved_anew_is_measured_once_more(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    # live-rules alone fails: api.example.com has no address in this enforcer.
+    docker_engine.stdout = GOOD
+    verify.verify(invocation)
+    assert docker_engine.calls.count("create") == 2
+    docker_engine.calls.clear()
+    docker_engine.stdout = json.dumps({"check": "non-root", "status": "fail", "detail": ""}).encode()
+    docker_engine.exit_code = 1
+    verify.verify(invocation)
+    assert docker_engine.calls.count("create") == 1
+
+
+def test_a_running_session_is_checked_as_its_user(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    docker_engine.stdout = GOOD
+    docker_engine.exec_output = (GOOD, b"", 0)
+    users: list[str] = []
+    real = docker_engine.exec_create
+    docker_engine.exec_create = (  # type: ignore[method-assign]
+        lambda ident, argv, user: (users.append(user), real(ident, argv, user))[1]
+    )
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        docker_engine.start(session.ident)
+        enforcer.status_answer = {
+            "sandboxes": [
+                {
+                    "sessions": [
+                        {
+                            "container": session.ident,
+                            "names": [
+                                {"name": "api.example.com", "addresses": ["203.0.113.10"], "lingering": []}
+                            ],
+                        }
+                    ]
+                }
+            ]
+        }
+        found = results(verify.verify(invocation))
+    assert found["session-policy@00000001"] == "ok"
+    assert found["non-root@00000001"] == "ok"
+    assert "live-rules@00000001" in found
+    assert set(users) == {f"{invocation.user.uid}:{invocation.user.gid}"}
+    told = json.loads(docker_engine.commands[0][1])
+    assert told["names"] == {"api.example.com": ["203.0.113.10"]}
+    assert docker_engine.commands[0][0] == verify.CHECKER
+
+
+@pytest.mark.parametrize("what", ["egress", "mounts"])
+def test_a_session_of_an_earlier_policy_is_a_failure(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, what: str
+) -> None:
+    docker_engine.stdout = GOOD
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        docker_engine.start(session.ident)
+        row = docker_engine.containers_by_id[session.ident]
+        if what == "egress":
+            row["Labels"]["io.corral.egress"] = '{"schema":1}'
+        else:
+            row["Body"]["HostConfig"]["Mounts"].pop(0)
+        found = {check.shown_name: check for check in verify.verify(invocation)}
+    assert found["session-policy@00000001"].status == "fail"
+    assert what in found["session-policy@00000001"].detail
+    assert docker_engine.commands == []
+
+
+def test_another_verification_is_not_a_session(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.stdout = GOOD
+    with created(invocation, prepared, Request("verify", ("x",), "00000001")) as session:
+        docker_engine.start(session.ident)
+        verify.verify(invocation)
+    assert "exec" not in docker_engine.calls
+
+
+def test_a_session_that_lost_its_network_is_reported(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.stdout = docker_engine.exec_output = GOOD  # type: ignore[assignment]
+    docker_engine.exec_output = (GOOD, b"", 0)
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        docker_engine.start(session.ident)
+        docker_engine.containers_by_id[session.ident]["NetworkSettings"]["Networks"].clear()
+        with pytest.raises(EngineError, match="not on its network"):
+            verify.verify(invocation)
+
+
+def test_every_allowed_address_of_every_sandbox_is_known() -> None:
+    status = {
+        "sandboxes": [
+            {"sessions": [{"names": [{"addresses": ["203.0.113.1"], "lingering": ["203.0.113.2"]}, {}]}]},
+            {"sessions": [{}]},
+            {},
+        ]
+    }
+    assert verify.allowed_addresses(status) == ["203.0.113.1", "203.0.113.2"]
+    assert verify.allowed_addresses({}) == []

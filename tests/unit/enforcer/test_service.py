@@ -1,0 +1,375 @@
+"""The service's loop with a fake engine, a fake writer and a resolver that answers from a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enforcer import service as service_module
+from enforcer.client import Client
+from enforcer.config import Config, Timers
+from enforcer.pinmodel import Answer, Failure
+from enforcer.service import Service
+from enforcer.sessions import MASKED, Owner
+from enforcer.writerclient import Entry, Held
+from policy.container import SessionSpec, create_body, network_body
+from policy.declaration import Declaration, HostService, Name
+from policy.errors import EnforcerError, NotReadyError
+from policy.identity import Sandbox, StatePaths
+
+UID = 1000
+SANDBOX = Sandbox("demo-0a0b0c0d")
+GATEWAY, SUBNET = "172.16.0.1", "172.16.0.0/26"
+DECLARATION = Declaration(
+    names=(Name(host="api.example.com"), Name(host="maybe.example.com", optional=True)),
+    host_services=(HostService(name="llama", port=8081),),
+)
+
+
+class FakeWriter:
+    """A writer whose kernel is a dictionary."""
+
+    def __init__(self) -> None:
+        self.pins: dict[tuple[Any, ...], str] = {}
+        self.host: dict[tuple[Any, ...], str] = {}
+        self.applies: list[dict[tuple[Any, ...], str]] = []
+        self.broken = False
+
+    def _held(self) -> Held:
+        pins = tuple(Entry(*row, 3600, 0, text) for row, text in self.pins.items())
+        host = tuple(Entry(*row, 3600, 0, text) for row, text in self.host.items())
+        return Held("test", pins, host, {}, (), ())
+
+    def hello(self) -> dict[str, Any]:
+        return {"version": "test", "skeleton": "x"}
+
+    def read(self) -> Held:
+        if self.broken:
+            raise EnforcerError("the writer does not answer")
+        return self._held()
+
+    def apply(self, _boxes: Any, pins: list[list[Any]], host: list[list[Any]]) -> Held:
+        if self.broken:
+            raise EnforcerError("the writer does not answer")
+        self.pins = {tuple(row[:4]): row[4] for row in pins}
+        self.host = {tuple(row[:4]): row[4] for row in host}
+        self.applies.append(dict(self.pins))
+        return self._held()
+
+
+class FakeEngine:
+    """A Docker that holds inspects and sends what it is told to."""
+
+    def __init__(self) -> None:
+        self.inspects: dict[str, dict[str, Any]] = {}
+        self.queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self.listing = threading.Event()
+        self.listing.set()
+
+    def containers(self, uid: int) -> list[dict[str, Any]]:
+        assert uid == UID
+        assert self.listing.wait(10)
+        return list(self.inspects.values())
+
+    def container(self, ident: str) -> dict[str, Any] | None:
+        return self.inspects.get(ident)
+
+    def networks(self) -> list[dict[str, Any]]:
+        body = network_body(SANDBOX, UID, SUBNET, GATEWAY, "172.16.0.48/28")
+        docker0 = {
+            "Name": "bridge",
+            "Labels": {},
+            "Options": {},
+            "IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}]},
+        }
+        return [body, docker0]
+
+    def network(self, ident: str) -> dict[str, Any] | None:
+        return {"Containers": {}}
+
+    def subscribe(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.queue.get, None)
+
+    def close(self) -> None:
+        self.queue.put(None)
+
+    def send(self, action: str, ident: str) -> None:
+        attributes = {"io.corral.uid": str(UID)}
+        self.queue.put(
+            {"Type": "container", "Action": action, "Actor": {"ID": ident, "Attributes": attributes}}
+        )
+
+
+class World:
+    """Everything around one service."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.data = tmp_path / "data"
+        self.socket = tmp_path / "run" / "enforcer.sock"
+        self.engine, self.writer = FakeEngine(), FakeWriter()
+        self.answers: dict[str, tuple[str, ...]] = {"api.example.com": ("198.18.0.1", "93.184.216.34")}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.client = Client(self.socket, timeout=10)
+
+    async def resolve(self, name: str) -> Answer | Failure:
+        await self.gate.wait()
+        if name in self.answers:
+            return Answer(name, self.answers[name], 300, service_module.boot_clock())
+        return Failure(name, "nxdomain", f"{name} does not exist")
+
+    def container(self, ident: str, session: str, address: str = "172.16.0.2", **host_config: Any) -> None:
+        hosts = StatePaths(self.data / SANDBOX.id).hosts(session)
+        hosts.parent.mkdir(parents=True)
+        spec = SessionSpec(
+            sandbox=SANDBOX, service="main", session=session, purpose="run", uid=UID, gid=UID, image="x",
+            address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=DECLARATION,
+        )  # fmt: skip
+        body = create_body(spec)
+        from enforcer.hostsfile import create, render
+
+        create(hosts, render("main", address, GATEWAY, [name.host for name in DECLARATION.names]))
+        self.engine.inspects[ident] = {
+            "Id": ident,
+            "Name": f"/{spec.container}",
+            "State": {"Status": "created", "Running": False},
+            "Config": {k: v for k, v in body.items() if k not in ("HostConfig", "NetworkingConfig")},
+            "HostConfig": {
+                **body["HostConfig"],
+                "MaskedPaths": sorted(MASKED),
+                "ReadonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
+                **host_config,
+            },
+            "NetworkSettings": {"Networks": {SANDBOX.network: {"IPAMConfig": {"IPv4Address": address}}}},
+        }
+
+    def hosts(self, session: str) -> str:
+        return StatePaths(self.data / SANDBOX.id).hosts(session).read_text()
+
+
+Play = Callable[[World], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    world = World(tmp_path)
+    monkeypatch.setattr(service_module, "host_addresses", lambda: ["127.0.0.1", GATEWAY])
+
+    def run(acts: Play, before: Callable[[World], None] = lambda _world: None) -> World:
+        before(world)
+
+        async def main() -> None:
+            owner = Owner(UID, world.data, ipv6=True)
+            config = Config(timers=Timers(reconcile=3600, renew=1500))
+            made = Service(config, owner, world.writer, lambda: world.engine)  # type: ignore[arg-type]
+            made.names._resolver.resolve = world.resolve  # type: ignore[method-assign]
+            stop = asyncio.Event()
+            task = asyncio.create_task(made.run(world.socket, stop))
+            while not world.socket.exists():
+                await asyncio.sleep(0.01)
+            try:
+                await asyncio.wait_for(acts(world), 20)
+            finally:
+                stop.set()
+                world.engine.listing.set()
+                await asyncio.wait_for(task, 10)
+
+        asyncio.run(main())
+        return world
+
+    return run
+
+
+def ask(function: Callable[..., Any], *words: Any) -> Awaitable[Any]:
+    return asyncio.to_thread(function, *words)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("never became true")
+
+
+PIN = ("172.16.0.2", "tcp", 443, "93.184.216.34")
+
+
+def test_a_created_container_gets_what_it_declares_and_vetting_allows(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        answer = await ask(world.client.await_ready, "c1")
+        assert answer["names"]["api.example.com"] == ["93.184.216.34"]
+        assert any("maybe.example.com" in text for text in answer["warnings"])
+        assert set(world.writer.pins) == {PIN}
+        assert set(world.writer.host) == {("172.16.0.2", "tcp", 8081, GATEWAY)}
+        assert "93.184.216.34   api.example.com" in world.hosts("00000001")
+        assert "198.18.0.1" not in world.hosts("00000001")
+
+    play(acts)
+
+
+def test_entries_go_when_the_container_dies(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        del world.engine.inspects["c1"]
+        world.engine.send("die", "c1")
+        await eventually(lambda: not world.writer.pins and not world.writer.host)
+
+    play(acts)
+
+
+def test_nothing_is_applied_before_docker_was_asked(play: Callable[..., World]) -> None:
+    # A list that is only empty because nobody looked yet would take away what stands.
+    def before(world: World) -> None:
+        world.container("c1", "00000001")
+        world.writer.pins = {PIN: f"{SANDBOX.id} main api.example.com"}
+        world.engine.listing.clear()
+
+    async def acts(world: World) -> None:
+        await ask(world.client.status)
+        assert world.writer.applies == []
+        world.engine.listing.set()
+        await ask(world.client.await_ready, "c1")
+        assert all(PIN in pins for pins in world.writer.applies)
+
+    play(acts, before)
+
+
+def test_a_restart_keeps_what_stands_until_the_names_were_asked(play: Callable[..., World]) -> None:
+    def before(world: World) -> None:
+        world.container("c1", "00000001")
+        stray = ("172.16.0.9", "tcp", 443, "93.184.216.34")
+        world.writer.pins = {PIN: f"{SANDBOX.id} main api.example.com", stray: "x"}
+        world.gate.clear()
+
+    async def acts(world: World) -> None:
+        await eventually(lambda: world.writer.applies)
+        world.gate.set()
+        await ask(world.client.await_ready, "c1")
+        assert all(PIN in pins for pins in world.writer.applies)
+        assert set(world.writer.pins) == {PIN}
+
+    play(acts, before)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"Privileged": True},
+        {"CapAdd": ["NET_ADMIN"]},
+        {"CapDrop": []},
+        {"NetworkMode": "host"},
+        {"PidMode": "host"},
+        {"IpcMode": "host"},
+        {"UsernsMode": "host"},
+        {"UTSMode": "host"},
+        {"SecurityOpt": ["no-new-privileges", "seccomp=unconfined"]},
+        {"SecurityOpt": []},
+        {"Devices": [{"PathOnHost": "/dev/kvm"}]},
+        {"Binds": ["/:/host"]},
+        {"VolumesFrom": ["other"]},
+        {"Dns": []},
+        {"Dns": ["192.0.2.53"]},
+        {"ExtraHosts": ["x:192.0.2.1"]},
+        {"PortBindings": {"80/tcp": [{}]}},
+        {"Sysctls": {}},
+        {"Runtime": "kata"},
+        {"MaskedPaths": []},
+        {"ReadonlyPaths": []},
+        {"SomethingNew": {"opens": "a door"}},
+        {"RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_a_container_that_differs_in_any_field_gets_nothing(
+    play: Callable[..., World], extra: dict[str, Any]
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001", **extra)
+        with pytest.raises(NotReadyError) as caught:
+            await ask(world.client.await_ready, "c1")
+        assert next(iter(extra)) in caught.value.message or "paths of /proc" in caught.value.message
+        assert not world.writer.pins
+
+    play(acts)
+
+
+def test_a_name_without_an_address_stops_the_start_and_is_named(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.answers = {}
+        world.container("c1", "00000001")
+        with pytest.raises(NotReadyError) as caught:
+            await ask(world.client.await_ready, "c1")
+        assert "api.example.com" in caught.value.message
+        assert "maybe.example.com" not in caught.value.message
+        assert not world.writer.pins
+
+    play(acts)
+
+
+def test_a_second_container_with_a_taken_address_gets_nothing(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        world.container("c2", "00000002")
+        with pytest.raises(NotReadyError, match="already"):
+            await ask(world.client.await_ready, "c2")
+
+    play(acts)
+
+
+def test_without_the_writer_nothing_is_published_and_the_reason_is_told(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.writer.broken = True
+        world.container("c1", "00000001")
+        with pytest.raises(NotReadyError, match="the writer does not answer"):
+            await ask(world.client.await_ready, "c1", 0.5)
+        assert "93.184.216.34" not in world.hosts("00000001")
+        world.writer.broken = False
+        await ask(world.client.await_ready, "c1")
+        assert "93.184.216.34" in world.hosts("00000001")
+
+    play(acts)
+
+
+def test_an_unknown_container_is_refused(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        await ask(world.client.status)
+        with pytest.raises(NotReadyError, match="does not know"):
+            await ask(world.client.await_ready, "nobody")
+
+    play(acts)
+
+
+def test_status_and_live_tell_what_is_there(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        status = await ask(world.client.status)
+        session = status["sandboxes"][0]["sessions"][0]
+        assert session["state"] == "ready"
+        assert session["names"][0]["state"] == "OK"
+        assert json.dumps(status)
+        live = await ask(world.client.live, SANDBOX.id)
+        assert live["pins"] == [list(PIN)]
+        assert live["skeleton"]["jump"]
+        assert (await ask(world.client.live, "other-0a0b0c0e"))["pins"] == []
+
+    play(acts)
+
+
+def test_a_dead_service_is_told_with_the_command_that_starts_it(tmp_path: Path) -> None:
+    with pytest.raises(EnforcerError) as caught:
+        Client(tmp_path / "none.sock").status()
+    assert caught.value.hint == "systemctl --user start corral-enforcer"
