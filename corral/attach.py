@@ -1,0 +1,336 @@
+"""The user's terminal or pipes, connected to a container until it ends.
+
+One loop in one thread moves bytes between stdin, the engine's socket, stdout and stderr, and forwards signals
+and the size of the terminal. Each direction is read only when what it produced before has been written, so a
+slow reader slows the writer down instead of filling memory, and a signal is never stuck behind a full pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from corral import terminal
+from corral.frames import STDERR, STDOUT, FrameDecoder
+from policy.errors import EngineError
+
+CHUNK = 65536
+# A pipe that poll() calls writable takes this much without blocking.
+PIPE_CHUNK = 4096
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# After the container ended, this long for the rest of its output (seconds).
+DRAIN = 5.0
+RESIZE_TRIES, RESIZE_PAUSE = 40, 0.025
+
+Handle = Callable[[int, Any], Any]
+"""``signal.signal``: sets a handler and returns the former one."""
+
+
+class Container(Protocol):
+    """What the loop needs of the container. Every method may raise EngineError."""
+
+    def start(self) -> None:
+        """Start it."""
+
+    def wait(self) -> int:
+        """Block until it has ended and return its exit code, 128+n when signal n ended it."""
+
+    def kill(self, name: str) -> None:
+        """Send it a signal, for example "SIGTERM"."""
+
+    def resize(self, columns: int, rows: int) -> bool:
+        """Set the size of its terminal; False when it has none yet."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Descriptors of this process, three different ones. ``stdin`` is None when the container gets none."""
+
+    stdin: int | None = 0
+    stdout: int = 1
+    stderr: int = 2
+
+
+@dataclass
+class _Output:
+    """Bytes on their way to a descriptor; after its reader went away they are dropped."""
+
+    descriptor: int
+    pending: bytes = b""
+    broken: bool = False
+
+
+@dataclass
+class _Input:
+    """Bytes on their way to the container."""
+
+    pending: bytes = b""
+    ended: bool = False
+    closed: bool = False
+
+
+@dataclass
+class _Exit:
+    code: int | None = None
+    error: Exception | None = None
+    wake: int = -1
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+def attach(
+    container: Container,
+    connection: socket.socket,
+    *,
+    streams: Streams = Streams(),
+    tty: bool,
+    handle: Handle = signal.signal,
+) -> int:
+    """Start the container, move bytes until it has ended, return its exit code.
+
+    Args:
+        container: created, not started.
+        connection: the engine's attach stream of it, already open, in both directions.
+        streams: where input comes from and output goes.
+        tty: whether the container has a terminal; then ``streams.stdin`` is one too.
+        handle: ``signal.signal``.
+
+    Raises:
+        EngineError: the engine went away.
+    """
+    with contextlib.ExitStack() as stack:
+        loop = _Loop(container, connection, streams, tty)
+        stack.callback(loop.close)
+        stack.enter_context(_signals(loop.signalled, loop.exit.wake, tty, handle))
+        if tty and streams.stdin is not None:
+            stack.enter_context(terminal.raw(streams.stdin))
+        container.start()
+        return loop.run()
+
+
+@contextlib.contextmanager
+def _signals(notify: Callable[[int], None], wake: int, tty: bool, handle: Handle) -> Iterator[None]:
+    before = {}
+    former_wake = -1
+    with contextlib.suppress(ValueError):  # not in the main thread
+        # Python's handler runs between two instructions; one that comes right before poll() would wait there.
+        former_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (*FORWARDED, *((signal.SIGWINCH,) if tty else ())):
+        former = handle(number, lambda received, _: notify(received))
+        if former is signal.SIG_IGN:
+            # nohup's wish stands.
+            handle(number, former)
+        else:
+            before[number] = former
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(former_wake)
+        for number, handler in before.items():
+            handle(number, signal.SIG_DFL if handler is None else handler)
+
+
+class _Loop:
+    def __init__(self, container: Container, connection: socket.socket, streams: Streams, tty: bool) -> None:
+        self.container = container
+        self.connection = connection
+        self.tty = tty
+        self.stdin = streams.stdin
+        self.outputs = {STDOUT: _Output(streams.stdout), STDERR: _Output(streams.stderr)}
+        self.input = _Input(ended=streams.stdin is None)
+        self.decoder = FrameDecoder()
+        self.open = True  # the engine has not closed the stream
+        self.exit = _Exit()
+        self.received: list[int] = []
+        # Docker takes a size only once the terminal is there, a moment after start; until then, try again.
+        self.size_tries = RESIZE_TRIES if tty else 0
+        self.wake_read, self.exit.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        connection.setblocking(False)
+
+    def close(self) -> None:
+        # The waiting thread may still be about to write into the pipe; the write end stays with it.
+        os.close(self.wake_read)
+        if self.exit.done.is_set():
+            os.close(self.exit.wake)
+
+    def signalled(self, number: int) -> None:
+        self.received.append(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self.exit.wake, b"x")
+
+    def run(self) -> int:
+        threading.Thread(target=self._wait, daemon=True).start()
+        while not self._finished():
+            if self.size_tries:
+                self.size_tries = 0 if self._resize() else self.size_tries - 1
+            self._turn(self._patience())
+        if self.exit.error is not None:
+            raise self.exit.error
+        if self.exit.code is None:
+            raise EngineError("the container's end was not reported")
+        return self.exit.code
+
+    def _wait(self) -> None:
+        try:
+            self.exit.code = self.container.wait()
+        except Exception as error:
+            self.exit.error = error
+        self.exit.done.set()
+        self._wake()
+
+    def _finished(self) -> bool:
+        if not self.exit.done.is_set():
+            return False
+        return not self.open and not any(output.pending for output in self.outputs.values())
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for something to happen (seconds), None for as long as it takes."""
+        if self.size_tries:
+            return RESIZE_PAUSE
+        waiting_for_reader = any(output.pending for output in self.outputs.values())
+        return DRAIN if self.exit.done.is_set() and not waiting_for_reader else None
+
+    def _turn(self, timeout: float | None) -> None:
+        """Wait until something can be done and do it."""
+        with selectors.PollSelector() as selector:
+            selector.register(self.wake_read, selectors.EVENT_READ, self._woken)
+            for output in self._writable():
+                selector.register(
+                    output.descriptor, selectors.EVENT_WRITE, lambda output=output: self._write(output)
+                )
+            events = self._socket_events()
+            if events:
+                selector.register(self.connection, events, None)
+            if self.stdin is not None and not self.input.ended and not self.input.pending:
+                selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
+            ready = selector.select(timeout)
+            if not ready and timeout == DRAIN:
+                # The container is gone and its stream stays silent: the engine forgot to close it.
+                self._end_of_output()
+            for key, mask in ready:
+                if key.fileobj is self.connection:
+                    self._socket_ready(mask)
+                else:
+                    key.data()
+
+    def _writable(self) -> list[_Output]:
+        found: dict[int, _Output] = {}
+        for output in self.outputs.values():
+            if output.pending:
+                found.setdefault(output.descriptor, output)
+        return list(found.values())
+
+    def _socket_events(self) -> int:
+        events = 0
+        if self.open and not any(output.pending for output in self.outputs.values()):
+            events |= selectors.EVENT_READ
+        if self.open and self.input.pending:
+            events |= selectors.EVENT_WRITE
+        return events
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, CHUNK)
+        while self.received:
+            self._forward(self.received.pop(0))
+
+    def _forward(self, number: int) -> None:
+        if number == signal.SIGWINCH:
+            self._resize()
+        else:
+            # The container may have ended this very moment.
+            with contextlib.suppress(EngineError):
+                self.container.kill(signal.Signals(number).name)
+
+    def _socket_ready(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._write_socket()
+        if mask & selectors.EVENT_READ:
+            self._read_socket()
+
+    def _read_socket(self) -> None:
+        try:
+            data = self.connection.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end_of_output()
+            return
+        for stream, part in [(STDOUT, data)] if self.tty else self.decoder.feed(data):
+            output = self.outputs[stream]
+            if not output.broken:
+                output.pending += part
+
+    def _end_of_output(self) -> None:
+        self.open = False
+        self.input.ended, self.input.pending = True, b""
+
+    def _write(self, output: _Output) -> None:
+        try:
+            written = os.write(output.descriptor, output.pending[:PIPE_CHUNK])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(output, error)
+            return
+        output.pending = output.pending[written:]
+
+    def _broken(self, output: _Output, error: OSError) -> None:
+        """The reader went away: nobody wants the rest, so the container is asked to end."""
+        output.pending, output.broken = b"", True
+        if error.errno in {errno.EPIPE, errno.EIO}:
+            self._forward(signal.SIGTERM)
+
+    def _read_stdin(self) -> None:
+        assert self.stdin is not None  # noqa: S101 - registered only then
+        try:
+            data = os.read(self.stdin, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            # EIO: the terminal hung up.
+            data = b""
+        if data:
+            self.input.pending = data
+            return
+        self.input.ended = True
+        self._half_close()
+
+    def _write_socket(self) -> None:
+        try:
+            sent = self.connection.send(self.input.pending)
+        except BlockingIOError:
+            return
+        except OSError:
+            # The program closed its stdin, or ended. What it still says is read.
+            self.input.ended, self.input.pending = True, b""
+            return
+        self.input.pending = self.input.pending[sent:]
+
+    def _half_close(self) -> None:
+        if not self.input.closed:
+            self.input.closed = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+
+    def _resize(self) -> bool:
+        columns, rows = terminal.size(self.outputs[STDOUT].descriptor)
+        if not columns or not rows:
+            return True
+        try:
+            return self.container.resize(columns, rows)
+        except EngineError:
+            return False

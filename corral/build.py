@@ -1,0 +1,149 @@
+"""``corral build``: the image of a sandbox, made again when what goes into it changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from corral.context import Invocation
+from corral.engine import errors
+from policy.errors import PolicyError
+from policy.hostclient import BuildEnvironment, RealFiles, gather, merge
+from policy.loader import LoadedPolicy
+
+if TYPE_CHECKING:
+    from agent_image.builder import Built, ImageApi
+    from agent_image.spec import ImageSpec
+
+DEFAULT_SUITE = "bookworm"
+_DEBIAN = re.compile(r"(?:.*/)?debian:([a-z]+)(?:-.*)?")
+
+
+def suite_of(base_image: str) -> str:
+    """Return the Debian suite that a base image's name tells."""
+    match = _DEBIAN.fullmatch(base_image.partition("@")[0])
+    return match.group(1) if match else DEFAULT_SUITE
+
+
+def image_spec(
+    loaded: LoadedPolicy,
+    *,
+    uid: int,
+    gid: int,
+    architecture: str,
+    host: BuildEnvironment,
+    certificates: Iterable[bytes],
+) -> ImageSpec:
+    """Return what the sandbox's image is made from.
+
+    Args:
+        loaded: the policy.
+        uid, gid: the host user's.
+        architecture: the engine's, in Docker's words.
+        host: how a build reaches the world; the policy's own wishes are merged into it.
+        certificates: contents of its CA files.
+
+    Raises:
+        PolicyError: a value cannot be used.
+    """
+    from agent_image.spec import ImageSpec
+
+    profile = loaded.profile
+    return ImageSpec(
+        uid=uid,
+        gid=gid,
+        architecture=architecture,
+        harness=profile.name,
+        base=loaded.policy.build.base_image,
+        packages=profile.debian_packages,
+        agent_dirs=tuple(profile.state_path(part) for part in profile.state_dirs),
+        owned_dirs=profile.owned_dirs,
+        baked_files=profile.baked_files(loaded.options),
+        ca_certificates=tuple(certificates),
+        apt_mirror=host.apt_mirror,
+        apt_security_mirror=host.apt_security_mirror,
+        npm_registry=host.npm_registry,
+        pip_index=host.pip_index,
+    )
+
+
+def read_certificates(files: Iterable[str]) -> list[bytes]:
+    """Return the certificates of PEM files, without whatever else is in them.
+
+    Raises:
+        PolicyError: a file cannot be read.
+    """
+    from policy.clientfiles import certificates
+
+    found = []
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise PolicyError(
+                f"cannot read the CA certificates in {file}: {error.strerror}", "see build.ca_certificates"
+            ) from error
+        found += [pem.encode() for pem in certificates(text)]
+    return found
+
+
+def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
+    """Build the sandbox's image unless it is there and nothing that goes into it changed.
+
+    Raises:
+        PolicyError, EngineError, CorralError: see ``agent_image.builder.build``.
+    """
+    from agent_image.builder import build
+    from agent_image.runner import SubprocessRunner
+
+    loaded, user, console = invocation.loaded, invocation.user, invocation.console
+    suite = suite_of(loaded.policy.build.base_image)
+    host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
+    for note in host.notes:
+        console.detail(note)
+    with errors("asking Docker for its architecture"):
+        architecture = str(invocation.api.version()["Arch"])
+    spec = image_spec(
+        loaded,
+        uid=user.uid,
+        gid=user.gid,
+        architecture=architecture,
+        host=host,
+        certificates=read_certificates(host.ca_files),
+    )
+    paths = invocation.paths
+    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    announced = False
+
+    def progress(line: str) -> None:
+        nonlocal announced
+        if not announced:
+            announced = True
+            console.say(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
+        console.detail(line)
+
+    with console.step("image", minor=True):
+        return build(
+            spec,
+            tag=loaded.sandbox.image,
+            directory=paths.build,
+            log=paths.root / "build.log",
+            api=cast("ImageApi", invocation.api),
+            runner=SubprocessRunner(),
+            environ=user.environ,
+            proxies=host.proxies.variables(),
+            progress=progress,
+            force=force,
+        )
+
+
+def build(invocation: Invocation, *, force: bool) -> str:
+    """Do ``corral build`` and return the line to print."""
+    built = ensure_image(invocation, force=force)
+    tag = invocation.loaded.sandbox.image
+    short = built.image.removeprefix("sha256:")[:12]
+    if built.builder is None:
+        return f"{tag} is up to date ({short})"
+    return f"{tag} built ({short})"

@@ -1,0 +1,94 @@
+"""The entry point: exit codes, and errors as one message with the fix.
+
+===  ==================================================================
+0    done
+1    the operation failed or was refused; a check of verify failed
+2    the policy or the arguments are invalid; nothing was created
+130  interrupted (128 + the signal's number)
+===  ==================================================================
+
+``run`` and ``shell`` end with the exit code of what they ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run corral with these arguments (default: the process's) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        # Not worth importing anything for.
+        from corral import __version__
+
+        sys.stdout.write(f"corral {__version__}\n")
+        return 0
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold what the terminal's encoding cannot.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        _end_on_signals()
+        return _guarded(arguments)
+    except KeyboardInterrupt:
+        # While something was still being imported.
+        return 128 + signal.SIGINT
+
+
+def _guarded(arguments: list[str]) -> int:
+    import typer
+
+    from corral.commands import app, verbose
+    from policy.errors import CorralError
+
+    try:
+        typer.main.get_command(app)(arguments, prog_name="corral")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except CorralError as error:
+        _say(error.render())
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except OSError as error:
+        _say(f"corral: {error}")
+        if verbose():
+            _say(traceback.format_exc().rstrip())
+        return 1
+    except Exception as error:
+        _say(f"corral: internal error: {type(error).__name__}: {error}")
+        _say(
+            traceback.format_exc().rstrip() if verbose() else "  fix: corral -v shows where; please report it"
+        )
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def _end_on_signals() -> None:
+    """A request to end unwinds like an interrupt, so that nothing half made is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup's wish stands.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(number, _end)
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""The command line as the user sees it. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral import __version__
+from corral.console import Console, wants_colour
+
+if TYPE_CHECKING:
+    from corral.context import Invocation
+
+app = typer.Typer(
+    name="corral",
+    help="Run AI coding agents in containers, inside a fence you can prove.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class _Settings:
+    """What the options before the command say."""
+
+    verbose = False
+
+
+def verbose() -> bool:
+    """Say whether details and tracebacks are wanted."""
+    return _Settings.verbose or bool(os.environ.get("CORRAL_DEBUG"))
+
+
+def _console(*, quiet: bool = False) -> Console:
+    stream = sys.stderr
+    return Console(
+        stream,
+        colour=wants_colour(stream, os.environ),
+        progress=stream.isatty() and not quiet,
+        verbose=verbose(),
+    )
+
+
+def _invocation(*, quiet: bool = False) -> Invocation:
+    from corral.context import Invocation, current_user
+    from corral.lifecycle import working_directory
+
+    return Invocation(current_user(os.environ), working_directory(), _console(quiet=quiet))
+
+
+def _finish(action: Callable[[], int | None]) -> None:
+    """Run a command's body; its number is the exit code."""
+    try:
+        code = action()
+    except KeyboardInterrupt:
+        # Said here, because versions of typer differ in what they make of it.
+        raise typer.Exit(130) from None
+    raise typer.Exit(code or 0)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _print(f"corral {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show details, and tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    _Settings.verbose = verbose
+
+
+@app.command()
+def install(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Install the host service. Once per machine; says what it does with sudo, and why.
+
+    Example: corral install --dry-run
+    """
+
+    def action() -> None:
+        from corral.install import install as do_install
+
+        do_install(echo=_print, dry_run=dry_run, assume_yes=yes)
+
+    _finish(action)
+
+
+@app.command()
+def init(
+    profile: Annotated[str, typer.Option("--profile", help="The harness to run.")] = "opencode",
+) -> None:
+    """Write a corral.yaml to start from into this directory.
+
+    Example: corral init --profile opencode
+    """
+
+    def action() -> None:
+        from corral.init import init as do_init
+        from corral.lifecycle import working_directory
+
+        _print(f"wrote {do_init(working_directory(), profile)}; read it, then: corral run")
+
+    _finish(action)
+
+
+@app.command()
+def build(
+    force: Annotated[bool, typer.Option("--force", help="Build although nothing changed.")] = False,
+) -> None:
+    """Build the sandbox's image, if what goes into it changed."""
+
+    def action() -> None:
+        from corral.build import build as do_build
+
+        _print(do_build(_invocation(), force=force))
+
+    _finish(action)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="Run this instead of the harness.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the agent in the sandbox; its exit code is corral's.
+
+    Examples: corral run
+              corral run -- opencode run "explain this project"
+              echo "fix the tests" | corral run -- opencode run
+    """
+
+    def action() -> int:
+        from corral.run import run as do_run
+
+        return do_run(_invocation(), command or ())
+
+    _finish(action)
+
+
+@app.command()
+def shell() -> None:
+    """Open a shell in a new container of the same sandbox."""
+
+    def action() -> int:
+        from corral.run import shell as do_shell
+
+        return do_shell(_invocation(quiet=True))
+
+    _finish(action)
+
+
+@app.command()
+def verify(as_json: Json = False) -> None:
+    """Prove the policy from inside a container and from the kernel's side; exit 1 when anything is off."""
+
+    def action() -> int:
+        from corral import checks
+        from corral.verify import verify as do_verify
+
+        invocation = _invocation()
+        found = do_verify(invocation)
+        _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))
+        return checks.exit_code(found)
+
+    _finish(action)
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show every sandbox of this user: sessions, names, addresses, problems."""
+
+    def action() -> None:
+        from corral.context import current_user
+        from corral.status import render
+        from enforcer.client import Client, socket_path
+
+        found = Client(socket_path(current_user(os.environ).environ)).status()
+        colour = wants_colour(sys.stdout, os.environ)
+        _print(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
+
+    _finish(action)
+
+
+@app.command()
+def down() -> None:
+    """End everything of this project's sandbox: containers, relays, network. Its state is kept."""
+
+    def action() -> None:
+        from corral.down import down as do_down
+        from corral.down import summary
+
+        invocation = _invocation()
+        _print(summary(invocation.loaded.sandbox.id, do_down(invocation)))
+
+    _finish(action)
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the versions of corral and of the host service."""
+
+    def action() -> None:
+        from enforcer.client import Client, socket_path
+        from policy.errors import EnforcerError
+
+        try:
+            enforcer = Client(socket_path(os.environ), timeout=5).version()
+        except EnforcerError:
+            enforcer = None
+        if as_json:
+            _print(json.dumps({"version": __version__, "enforcer": enforcer}, indent=2))
+            return
+        told = "not running" if enforcer is None else str(enforcer.get("version"))
+        _print(f"corral {__version__}\nenforcer {told}")
+
+    _finish(action)

@@ -1,0 +1,160 @@
+"""One invocation of a command: who, where, which policy, and the two services it talks to."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corral import __version__, process
+from corral.console import Console
+from corral.session import User
+from policy.errors import CorralError, EnforcerError
+from policy.identity import StatePaths, data_home, state_paths
+from policy.loader import LoadedPolicy, find, load
+
+if TYPE_CHECKING:
+    from docker.api.client import APIClient
+
+    from enforcer.client import Client, Config
+
+_ZONEINFO = re.compile(r"(?:.*/)?zoneinfo/(?:posix/|right/)?(.+)")
+_GIT_KEYS = ("name", "email")
+
+
+def current_user(environ: Mapping[str, str], uid: int | None = None) -> User:
+    """Return who runs corral. HOME may be unset (cron), the primary group is the account's (not newgrp's).
+
+    Raises:
+        CorralError: there is neither HOME nor an account with a home directory.
+    """
+    uid = os.geteuid() if uid is None else uid
+    try:
+        account = pwd.getpwuid(uid)
+        home, gid = account.pw_dir, account.pw_gid
+    except KeyError:
+        home, gid = "", os.getegid()
+    home = environ.get("HOME", "") or home
+    if not home.startswith("/"):
+        raise CorralError("your home directory is not known", "set HOME")
+    return User(uid=uid, gid=gid, home=Path(home), environ=environ)
+
+
+def time_zone(environ: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> str:
+    """Return the name of the user's time zone, or nothing."""
+    if environ.get("TZ"):
+        return environ["TZ"].removeprefix(":")
+    try:
+        match = _ZONEINFO.fullmatch(str(localtime.readlink()))
+    except OSError:
+        return ""
+    return match.group(1) if match else ""
+
+
+def parse_git_identity(output: str) -> dict[str, str]:
+    """Return name and email from ``git config --null --get-regexp``; the last value of a key counts."""
+    found = {}
+    for entry in output.split("\0"):
+        key, _, value = entry.partition("\n")
+        short = key.removeprefix("user.")
+        if short in _GIT_KEYS and value and value.isprintable():
+            found[short] = value
+    return found
+
+
+def git_identity(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's Git name and email; nothing when Git is not there or does not know them."""
+    argv = ("git", "config", "--global", "--includes", "--null", "--get-regexp", r"^user\.(name|email)$")
+    try:
+        done = process.run(argv, environ=environ, timeout=10, check=False)
+    except process.ProgramError:
+        return {}
+    return parse_git_identity(done.stdout) if done.code == 0 else {}
+
+
+def new_session() -> str:
+    """Return a fresh session id: eight hex digits."""
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """See the module. Everything expensive is made when it is first asked for."""
+
+    user: User
+    cwd: Path
+    console: Console
+
+    @cached_property
+    def loaded(self) -> LoadedPolicy:
+        """The project's policy; PolicyError when there is none or it is invalid."""
+        return load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+
+    @cached_property
+    def paths(self) -> StatePaths:
+        """Where the sandbox keeps its files."""
+        return state_paths(self.user.home, dict(self.user.environ), self.loaded.sandbox)
+
+    @cached_property
+    def data(self) -> Path:
+        """Where corral keeps the files of all the user's sandboxes."""
+        return data_home(self.user.home, dict(self.user.environ))
+
+    @cached_property
+    def api(self) -> APIClient:
+        """The Docker Engine of this machine."""
+        from corral.engine import connect
+
+        return connect(self.user.environ)
+
+    @cached_property
+    def enforcer(self) -> Client:
+        """The host service; nothing is asked yet."""
+        from enforcer.client import Client, socket_path
+
+        return Client(socket_path(self.user.environ))
+
+    @cached_property
+    def config(self) -> Config:
+        """The host service's configuration."""
+        from enforcer.client import load_config
+
+        return load_config(self.user.home, self.user.environ)
+
+    def with_identity(self) -> User:
+        """Return the user with what a session takes along: time zone, Git name and email."""
+        environ = self.user.environ
+        return replace(self.user, git=git_identity(environ), zone=time_zone(environ))
+
+    def check_enforcer(self) -> None:
+        """Refuse to go on unless something would be enforced.
+
+        Raises:
+            EnforcerError: the service does not run, is of another version, or cannot reach the kernel.
+        """
+        check_versions(self.enforcer.version())
+
+
+def check_versions(answer: Mapping[str, object]) -> None:
+    """Compare the enforcer's answer with this program.
+
+    Raises:
+        EnforcerError: another version, or the writer cannot be reached.
+    """
+    version = answer.get("version")
+    if version != __version__:
+        raise EnforcerError(
+            f"corral is version {__version__}, but the enforcer is {version}", "corral install"
+        )
+    writer = answer.get("writer")
+    if isinstance(writer, Mapping) and not writer.get("reachable", True):
+        raise EnforcerError(
+            "the enforcer cannot reach the netfilter writer, so nothing would be enforced",
+            "systemctl status corral-netfilter.socket; if it is missing: corral install",
+        )

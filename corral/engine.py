@@ -1,0 +1,231 @@
+"""The Docker Engine of this machine: a client, errors in corral's words, and nothing that decides."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from policy.declaration import LABEL_SANDBOX, LABEL_UID
+from policy.errors import EngineError
+
+if TYPE_CHECKING:
+    import socket
+
+    from docker.api.client import APIClient
+
+DEFAULT_SOCKET = "unix:///var/run/docker.sock"
+TIMEOUT = 60
+# The one thing Docker may leave out: it limits swap, which no part of the fence depends on.
+HARMLESS_WARNING = "swap"
+PIDS_WARNING = "pids limit"
+# Docker always listens for a detach sequence. This one no keyboard sends: 0xFF is not part of any UTF-8 text.
+NO_DETACH = b",".join([b"\xff"] * 8)
+
+
+def base_url(environ: Mapping[str, str]) -> str:
+    """Return the address of the engine.
+
+    Raises:
+        EngineError: DOCKER_HOST names an engine that is not on this machine.
+    """
+    host = environ.get("DOCKER_HOST", "").strip()
+    if not host:
+        return DEFAULT_SOCKET
+    if not host.startswith("unix:///"):
+        raise EngineError(
+            "DOCKER_HOST names an engine elsewhere; corral can enforce its rules on this machine only",
+            "unset DOCKER_HOST",
+        )
+    return host
+
+
+def connect(environ: Mapping[str, str]) -> APIClient:
+    """Return docker-py's low-level client of the local engine.
+
+    Raises:
+        EngineError: no engine, no permission, or an engine elsewhere; with the fix.
+    """
+    import docker
+    import requests
+    from docker.errors import DockerException
+
+    url = base_url(environ)
+    try:
+        return docker.APIClient(base_url=url, version="auto", timeout=TIMEOUT)
+    except (DockerException, requests.RequestException) as error:
+        raise _unreachable(url, error) from error
+
+
+def _unreachable(url: str, error: Exception) -> EngineError:
+    path = url.removeprefix("unix://")
+    text = str(error)
+    if "Permission denied" in text:
+        return EngineError(
+            f"you may not use Docker: permission denied on {path}",
+            'sudo usermod -aG docker "$USER", then log in again',
+        )
+    if "No such file" in text:
+        return EngineError(
+            f"Docker is not running or not installed: there is no {path}", "systemctl start docker"
+        )
+    if "refused" in text:
+        return EngineError(f"Docker is not running: nobody answers at {path}", "systemctl start docker")
+    return EngineError(f"Docker does not answer at {path}: {text}", "systemctl status docker")
+
+
+@contextlib.contextmanager
+def errors(doing: str) -> Iterator[None]:
+    """Turn what docker-py raises into EngineError: ``doing`` failed, and Docker's own explanation."""
+    import requests
+    from docker.errors import APIError, DockerException
+
+    try:
+        yield
+    except APIError as error:
+        raise EngineError(f"{doing} failed: {error.explanation or error}") from error
+    except (DockerException, requests.RequestException) as error:
+        raise EngineError(
+            f"{doing} failed: Docker went away or does not answer: {error}", "systemctl status docker"
+        ) from error
+
+
+def judge_warnings(what: str, warnings: Sequence[str] | None) -> list[str]:
+    """Look at what Docker says it left out; nothing of it is dropped silently.
+
+    Returns:
+        what the user has to know: a limit on processes that this kernel cannot keep. Only the host's comfort
+        depends on it, not the fence.
+
+    Raises:
+        EngineError: anything else was left out, memory's swap accounting excepted.
+    """
+    told, serious = [], []
+    for warning in warnings or ():
+        if PIDS_WARNING in warning.lower():
+            told.append(f"the number of processes in {what} is not limited: {warning}")
+        elif HARMLESS_WARNING not in warning.lower():
+            serious.append(warning)
+    if serious:
+        raise EngineError(
+            f"Docker did not create {what} as asked: " + "; ".join(serious),
+            "enable what is missing in the kernel or its cgroup controllers; docker info lists it",
+        )
+    return told
+
+
+def create_container(api: APIClient, body: Mapping[str, Any], name: str) -> tuple[str, list[str]]:
+    """Create a container; return its id and what the user has to know (see ``judge_warnings``).
+
+    Raises:
+        EngineError: refused, or created with something left out (then it is removed again).
+    """
+    with errors(f"creating the container {name}"):
+        answer = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
+    ident: str = answer["Id"]
+    try:
+        return ident, judge_warnings(f"the container {name}", answer.get("Warnings"))
+    except EngineError:
+        remove_container(api, ident)
+        raise
+
+
+def remove_container(api: APIClient, ident: str) -> bool:
+    """Remove a container, running or not; return False when it is gone already.
+
+    Raises:
+        EngineError: Docker cannot.
+    """
+    from docker.errors import APIError, NotFound
+
+    with errors(f"removing the container {ident[:12]}"):
+        try:
+            api.remove_container(ident, force=True, v=True)
+        except NotFound:
+            return False
+        except APIError as error:
+            # Somebody else is removing it at this moment, which comes to the same.
+            if error.status_code == 409 and "already in progress" in str(error.explanation):
+                return False
+            raise
+    return True
+
+
+def sandbox_containers(
+    api: APIClient, sandbox: str, uid: int, *, running: bool = False
+) -> list[dict[str, Any]]:
+    """Return Docker's list entries of the containers of one sandbox of one user."""
+    wanted = [f"{LABEL_SANDBOX}={sandbox}", f"{LABEL_UID}={uid}"]
+    with errors("listing containers"):
+        found: list[dict[str, Any]] = api.containers(all=not running, filters={"label": wanted})
+    return found
+
+
+def container_name(entry: Mapping[str, Any]) -> str:
+    """Return the name of a list entry."""
+    names = entry.get("Names") or ["/" + str(entry.get("Id", ""))[:12]]
+    return str(names[0]).lstrip("/")
+
+
+class AttachedContainer:
+    """A created container and the connection to its input and output (see ``corral.attach.Container``)."""
+
+    def __init__(self, api: APIClient, url: str, ident: str, *, stdin: bool) -> None:
+        self._api = api
+        self._url = url
+        self._ident = ident
+        self._stdin = stdin
+        self._held: Any = None
+
+    def connect(self) -> socket.socket:
+        """Return the stream of the container's input and output. Call it before ``start``: nothing is missed.
+
+        Raises:
+            EngineError: Docker refuses.
+        """
+        import os
+        import socket
+
+        params = {"stdin": int(self._stdin), "stdout": 1, "stderr": 1, "stream": 1, "detachKeys": NO_DETACH}
+        with errors("attaching to the container"):
+            # What docker-py returns is a reader on the socket of a response that must stay alive.
+            self._held = self._api.attach_socket(self._ident, params=params)
+        return socket.socket(fileno=os.dup(self._held.fileno()))
+
+    def start(self) -> None:
+        """See corral.attach.Container."""
+        with errors("starting the container"):
+            self._api.start(self._ident)
+
+    def wait(self) -> int:
+        """See corral.attach.Container."""
+        import docker
+
+        with errors("waiting for the container"):
+            # A client of its own: this one blocks in a thread for as long as the session lasts.
+            client = docker.APIClient(base_url=self._url, version=self._api.api_version)
+            with contextlib.closing(client):
+                return int(client.wait(self._ident, timeout=None)["StatusCode"])
+
+    def kill(self, name: str) -> None:
+        """See corral.attach.Container."""
+        with errors(f"sending {name} to the container"):
+            self._api.kill(self._ident, name)
+
+    def resize(self, columns: int, rows: int) -> bool:
+        """See corral.attach.Container."""
+        from docker.errors import APIError
+
+        with errors("setting the size of the container's terminal"):
+            try:
+                self._api.resize(self._ident, rows, columns)
+            except APIError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._held is not None:
+            # docker-py hangs the response it belongs to on the reader; that one closes both.
+            with contextlib.suppress(OSError, ValueError):
+                getattr(self._held, "_response", self._held).close()

@@ -1,0 +1,1 @@
+"""What ``corral install`` puts on the host."""

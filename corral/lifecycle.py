@@ -1,0 +1,243 @@
+"""From a policy to a container that may start, and back to nothing: the order in which things are made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from corral import engine, network, relay, state
+from corral.build import ensure_image
+from corral.context import Invocation
+from corral.session import SERVICE, Request, User, plan
+from corral.subnets import DEFAULT_RANGES, Plan
+from policy.container import HOME, SessionSpec, create_body
+from policy.declaration import HostService
+from policy.errors import CorralError, EnforcerError
+from policy.loader import LoadedPolicy
+from policy.secrets import read_env_file
+
+IPV6 = Path("/proc/sys/net/ipv6")
+READY_TIMEOUT = 15.0
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What all sessions of a sandbox share: its image, its network, the user, the secrets."""
+
+    user: User
+    image: str
+    plan: Plan
+    secrets: Mapping[str, str]
+
+
+@dataclass
+class _Made:
+    """What has to be undone. ``ident`` is empty until Docker has told it."""
+
+    name: str
+    session: str
+    ident: str = ""
+
+
+@dataclass(frozen=True)
+class Created:
+    """A container that may be started: the kernel holds what its policy allows, and nothing else.
+
+    ``ready`` is the enforcer's answer: {"names": {name: [address, ...]}, "warnings": [...]}.
+    """
+
+    ident: str
+    spec: SessionSpec
+    ready: Mapping[str, Any]
+
+
+def refuse_root(user: User) -> None:
+    """Agents run as the user who calls corral, and never as root.
+
+    Raises:
+        CorralError: the user is root.
+    """
+    if user.uid == 0:
+        raise CorralError(
+            "refusing to run an agent as root",
+            "run corral as an ordinary user who is a member of the group docker",
+        )
+
+
+def read_secrets(loaded: LoadedPolicy, uid: int) -> Mapping[str, str]:
+    """Return what the policy's env_file says; nothing when there is none.
+
+    Raises:
+        PolicyError: the file is missing, readable by others, malformed, or sets what is no secret.
+    """
+    if loaded.env_file is None:
+        return {}
+    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.env)
+
+
+def prepare(invocation: Invocation) -> Prepared:
+    """Make what a session needs and what outlives it. The policy is valid before anything is made.
+
+    Raises:
+        CorralError: the user is root.
+        PolicyError: the policy or its env_file.
+        EnforcerError: nothing would be enforced; nothing has been made.
+        EngineError, CorralError: Docker or systemd refused.
+    """
+    refuse_root(invocation.user)
+    loaded, console = invocation.loaded, invocation.console
+    secrets = read_secrets(loaded, invocation.user.uid)
+    invocation.check_enforcer()
+    built = ensure_image(invocation)
+    with console.step("network", minor=True):
+        layout = network.ensure(
+            invocation.api,
+            loaded.sandbox,
+            invocation.user.uid,
+            ranges=subnet_ranges(invocation.config.subnet_range),
+            lock=invocation.data / "networks.lock",
+            environ=invocation.user.environ,
+        )
+    _relays(invocation, layout)
+    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    return Prepared(invocation.with_identity(), built.image, layout, secrets)
+
+
+def subnet_ranges(configured: IPv4Network | None) -> list[IPv4Network]:
+    """Return where subnets come from: the configured range alone, or the defaults in their order."""
+    return [configured] if configured is not None else [IPv4Network(text) for text in DEFAULT_RANGES]
+
+
+def _relays(invocation: Invocation, layout: Plan) -> None:
+    services, sandbox = invocation.loaded.declaration.host_services, invocation.loaded.sandbox
+    if not services:
+        return
+    with invocation.console.step("host services", minor=True):
+        manager = relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
+        wanted = relay.relays(sandbox, services, layout.gateway, relay.bridge_ifindex(sandbox))
+        # Sessions that start at the same time would start the same units.
+        with network.locked(invocation.paths.root / "relays.lock"):
+            manager.ensure(wanted)
+    for service in services:
+        if not listens(service):
+            invocation.console.warn(
+                f"host service {service.name}: nothing listens on 127.0.0.1:{service.port} of this host"
+            )
+
+
+def listens(service: HostService) -> bool:
+    """Say whether something accepts connections on the service's port of the host's loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", service.port)) == 0
+
+
+@contextlib.contextmanager
+def created(invocation: Invocation, prepared: Prepared, request: Request) -> Iterator[Created]:
+    """Create a container, wait until its policy is true, and remove everything of it in the end.
+
+    Raises:
+        NotReadyError: its policy could not be made true; it was not started and is gone.
+        EngineError, EnforcerError, CorralError: a step failed; nothing of it is left.
+    """
+    api, loaded, paths = invocation.api, invocation.loaded, invocation.paths
+    made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session)
+    with _undone(invocation, made):
+        state.create_session(paths, request.session)
+        with network.locked(paths.root / "addresses.lock"):
+            spec = plan(
+                loaded,
+                prepared.user,
+                request,
+                paths=paths,
+                secrets=prepared.secrets,
+                image=prepared.image,
+                address=str(network.free_address(api, loaded.sandbox, prepared.plan)),
+                start=invocation.cwd,
+                ipv6=IPV6.exists(),
+            )
+            _create_hosts(spec, prepared.plan)
+            made.ident, told = engine.create_container(api, body(spec, request), spec.container)
+        with invocation.console.step("network policy", minor=True):
+            ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
+        for warning in (*told, *ready.get("warnings", ())):
+            invocation.console.warn(str(warning))
+        yield Created(made.ident, spec, ready)
+
+
+def body(spec: SessionSpec, request: Request) -> dict[str, Any]:
+    """Return the create request: the one shape of a sandbox container, and the size of its terminal."""
+    found = create_body(spec)
+    if request.terminal.tty and request.terminal.rows and request.terminal.columns:
+        # So that a program that looks at once sees the real size; older engines ignore it.
+        found["HostConfig"]["ConsoleSize"] = [request.terminal.rows, request.terminal.columns]
+    return found
+
+
+def _create_hosts(spec: SessionSpec, layout: Plan) -> None:
+    from enforcer.client import create_hosts_file, render_hosts_file
+
+    names = [name.host for name in spec.declaration.names]
+    content = render_hosts_file(spec.service, spec.address, str(layout.gateway), names)
+    create_hosts_file(Path(spec.hosts_file), content)
+
+
+@contextlib.contextmanager
+def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
+    """Remove the container and the files of a session, however the block ends."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        with signals_held():
+            problems = _undo(invocation, made)
+        for problem in problems:
+            invocation.console.warn(problem.message)
+        if problems and not failed:
+            raise problems[0]
+
+
+def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:
+    problems: list[CorralError] = []
+    try:
+        # By name: an interrupted create may have made the container without telling its id.
+        engine.remove_container(invocation.api, made.name)
+    except CorralError as error:
+        problems.append(error)
+    if made.ident:
+        # The enforcer does it too when it sees the container die; this way it has happened before we return.
+        with contextlib.suppress(EnforcerError):
+            invocation.enforcer.withdraw(made.ident)
+    state.remove_session(invocation.paths, made.session)
+    return problems
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let interrupts wait until the block is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def working_directory() -> Path:
+    """Return the directory corral was started in, without symbolic links.
+
+    Raises:
+        CorralError: it was removed.
+    """
+    try:
+        return Path(os.path.realpath(Path.cwd()))
+    except FileNotFoundError as error:
+        raise CorralError("the current directory does not exist any more", f"cd {HOME}") from error

@@ -1,0 +1,208 @@
+"""The Docker network of a sandbox: made once, kept, and exactly ``policy.container.network_body``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corral import process, subnets
+from corral.engine import errors, judge_warnings
+from corral.subnets import Plan, Taken
+from policy.container import network_body
+from policy.declaration import LABEL_SANDBOX, LABEL_UID
+from policy.errors import CorralError, EngineError
+from policy.identity import Sandbox
+
+if TYPE_CHECKING:
+    from docker.api.client import APIClient
+
+RESOLV_CONFS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+# Another user of this engine may take the subnet between choosing and creating.
+ATTEMPTS = 8
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file of ours; it is made when missing and never removed.
+
+    Raises:
+        CorralError: the file cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise CorralError(f"cannot open the lock {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def host_ranges(environ: Mapping[str, str]) -> list[Taken]:
+    """Return what the host itself uses: its routes and addresses, and the DNS servers it asks.
+
+    Raises:
+        ProgramError: ``ip`` is missing or failed.
+    """
+    argv = ("ip", "-j", "-4", "route", "show", "table", "all")
+    routes = process.run(argv, environ=environ, hint="sudo apt install iproute2").stdout
+    found = subnets.taken_by_routes(routes)
+    for file in RESOLV_CONFS:
+        with contextlib.suppress(OSError):
+            found += subnets.taken_by_resolvers(file.read_text(encoding="utf-8", errors="replace"))
+    return found
+
+
+def inspect(api: APIClient, sandbox: Sandbox) -> dict[str, Any] | None:
+    """Return the inspect of a sandbox's network, None when there is none."""
+    from docker.errors import NotFound
+
+    with errors(f"looking for the network {sandbox.network}"):
+        try:
+            found: dict[str, Any] = api.inspect_network(sandbox.network)
+        except NotFound:
+            return None
+        return found
+
+
+def ensure(
+    api: APIClient,
+    sandbox: Sandbox,
+    uid: int,
+    *,
+    ranges: Sequence[IPv4Network],
+    lock: Path,
+    environ: Mapping[str, str],
+) -> Plan:
+    """Make sure that the sandbox has its network and return how its addresses are laid out.
+
+    Args:
+        ranges: where a new subnet may come from, the preferred one first.
+        lock: a file that all invocations of this user share.
+        environ: the user's environment.
+
+    Raises:
+        EngineError: the network exists and is not what corral makes, no subnet is free, or Docker refuses.
+    """
+    found = inspect(api, sandbox)
+    if found is None:
+        with locked(lock):
+            found = inspect(api, sandbox) or _create(api, sandbox, uid, ranges, host_ranges(environ))
+    return _verified(found, sandbox, uid)
+
+
+def _create(
+    api: APIClient, sandbox: Sandbox, uid: int, ranges: Sequence[IPv4Network], taken: Sequence[Taken]
+) -> dict[str, Any]:
+    from docker.errors import APIError
+
+    refused: list[Taken] = []
+    for _ in range(ATTEMPTS):
+        with errors("listing networks"):
+            known = subnets.taken_by_networks(api.networks())
+        plan = subnets.choose(ranges, [*known, *taken, *refused])
+        with errors(f"creating the network {sandbox.network}"):
+            try:
+                _post(api, network_body(sandbox, uid, *map(str, (plan.subnet, plan.gateway, plan.strangers))))
+            except APIError as error:
+                if "overlaps" not in str(error.explanation):
+                    raise
+                refused.append(Taken(plan.subnet, "refused by Docker"))
+                continue
+        found = inspect(api, sandbox)
+        if found is not None:
+            return found
+    raise EngineError(
+        f"Docker refused {len(refused)} subnets for the network {sandbox.network}: each overlaps another one",
+        'name a free range in ~/.config/corral/enforcer.toml: subnet_range = "10.66.0.0/16"',
+    )
+
+
+def _post(api: APIClient, body: Mapping[str, Any]) -> None:
+    """Send the body; every part of it has to have a place in docker-py's call."""
+    rest = dict(body)
+    options = {
+        "name": rest.pop("Name"),
+        "driver": rest.pop("Driver"),
+        "options": rest.pop("Options"),
+        "ipam": rest.pop("IPAM"),
+        "check_duplicate": rest.pop("CheckDuplicate"),
+        "internal": rest.pop("Internal"),
+        "labels": rest.pop("Labels"),
+        "enable_ipv6": rest.pop("EnableIPv6"),
+        "attachable": rest.pop("Attachable"),
+    }
+    if rest:
+        raise EngineError(f"the network's {', '.join(sorted(rest))} cannot be sent to Docker")
+    answer = api.create_network(**options)
+    judge_warnings(f"the network {body['Name']}", [answer["Warning"]] if answer.get("Warning") else [])
+
+
+def _verified(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> Plan:
+    plan = subnets.plan_for(found)
+    if plan is None:
+        problems = ["its addresses are not laid out as corral does it"]
+    else:
+        wanted = network_body(sandbox, uid, *map(str, (plan.subnet, plan.gateway, plan.strangers)))
+        problems = subnets.differences(found, wanted)
+    if problems or plan is None:
+        fix = "corral down" if _is_ours(found, sandbox, uid) else f"docker network rm {sandbox.network}"
+        raise EngineError(
+            f"the network {sandbox.network} is not what corral makes: {'; '.join(problems)}",
+            f"{fix}; the next run makes it anew",
+        )
+    return plan
+
+
+def _is_ours(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> bool:
+    labels = found.get("Labels") or {}
+    return labels.get(LABEL_UID) == str(uid) and labels.get(LABEL_SANDBOX) == sandbox.id
+
+
+def free_address(api: APIClient, sandbox: Sandbox, plan: Plan) -> IPv4Address:
+    """Return the lowest address no container holds. Call it and create the container under one lock.
+
+    Raises:
+        EngineError: none is free, or Docker does not answer.
+    """
+    with errors("listing containers"):
+        entries = api.containers(all=True, filters={"network": sandbox.network})
+    return subnets.allocate(plan, subnets.addresses_in_use(entries, sandbox.network))
+
+
+def remove(api: APIClient, sandbox: Sandbox, uid: int) -> list[str] | None:
+    """Remove the sandbox's network, disconnecting whatever is still on it.
+
+    Returns:
+        names of the containers that had to be disconnected, None when there was no network.
+
+    Raises:
+        EngineError: it belongs to somebody else, or Docker refuses.
+    """
+    from docker.errors import NotFound
+
+    found = inspect(api, sandbox)
+    if found is None:
+        return None
+    if not _is_ours(found, sandbox, uid):
+        raise EngineError(
+            f"the network {sandbox.network} was not made by this user's corral; it stays",
+            f"look at it, then remove it yourself: docker network rm {sandbox.network}",
+        )
+    strangers = []
+    with errors(f"removing the network {sandbox.network}"):
+        for ident, entry in (found.get("Containers") or {}).items():
+            with contextlib.suppress(NotFound):
+                api.disconnect_container_from_network(ident, sandbox.network, force=True)
+                strangers.append(str(entry.get("Name") or ident[:12]))
+        with contextlib.suppress(NotFound):
+            api.remove_network(sandbox.network)
+    return strangers

@@ -1,0 +1,181 @@
+"""Host services: what stays on the host's 127.0.0.1 and is reachable from one sandbox, and nowhere else.
+
+One relay per service: systemd-socket-proxyd, in a transient unit of the user's systemd, on the gateway
+address of the sandbox's bridge. Its socket is bound to the bridge as a device too, because an address alone
+is no boundary: without that, a container on another bridge or a neighbour on the uplink can connect to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from corral import process, relaylaunch
+from policy.declaration import HostService
+from policy.errors import CorralError
+from policy.identity import Sandbox
+
+PROXY_PATHS = ("/usr/lib/systemd/systemd-socket-proxyd", "/lib/systemd/systemd-socket-proxyd")
+NO_MANAGER = 'the user manager of systemd has to run; without a login: loginctl enable-linger "$USER"'
+_UNIT = re.compile(r"^corral-relay-[0-9a-f]{8}-[0-9]{1,5}\.service", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Relay:
+    """One relay. ``ifindex`` is the bridge's: a bridge that was made anew needs a new socket."""
+
+    sandbox: Sandbox
+    port: int
+    gateway: IPv4Address
+    ifindex: int
+
+    @property
+    def unit(self) -> str:
+        """Name of the unit."""
+        return f"corral-relay-{self.sandbox.token}-{self.port}.service"
+
+    @property
+    def description(self) -> str:
+        """Everything the relay depends on, kept in the unit itself so that it can be compared."""
+        return (
+            f"corral relay {self.gateway}:{self.port} on {self.sandbox.bridge} (interface {self.ifindex}) "
+            f"to 127.0.0.1:{self.port}"
+        )
+
+    def argv(self, proxy: str) -> tuple[str, ...]:
+        """Return the command that starts the relay and returns when it listens."""
+        return (
+            "systemd-run",
+            "--user",
+            "--quiet",
+            "--collect",
+            f"--unit={self.unit}",
+            f"--description={self.description}",
+            "--service-type=notify",
+            "--property=Restart=on-failure",
+            "--property=RestartSec=1",
+            "--property=NoNewPrivileges=yes",
+            sys.executable,
+            "-I",
+            relaylaunch.__file__,
+            str(self.gateway),
+            str(self.port),
+            self.sandbox.bridge,
+            proxy,
+        )
+
+
+def relays(
+    sandbox: Sandbox, services: Sequence[HostService], gateway: IPv4Address, ifindex: int
+) -> list[Relay]:
+    """Return the relays a sandbox needs, one per port."""
+    return [Relay(sandbox, port, gateway, ifindex) for port in sorted({service.port for service in services})]
+
+
+def environment(environ: Mapping[str, str], uid: int) -> dict[str, str]:
+    """Return an environment in which ``systemctl --user`` finds the user's manager, without a login too."""
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    return {**environ, "XDG_RUNTIME_DIR": runtime}
+
+
+def units_of(listing: str, sandbox: Sandbox) -> set[str]:
+    """Return the names of a sandbox's relay units in the output of ``list-units``."""
+    found = {match.group() for match in _UNIT.finditer(listing)}
+    return {unit for unit in found if unit.startswith(f"corral-relay-{sandbox.token}-")}
+
+
+def properties(text: str) -> dict[str, str]:
+    """Return what ``systemctl show`` printed."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, _, value in pairs}
+
+
+def bridge_ifindex(sandbox: Sandbox, lookup: Callable[[str], int] = socket.if_nametoindex) -> int:
+    """Return the interface index of the sandbox's bridge.
+
+    Raises:
+        CorralError: there is no such interface in this network namespace.
+    """
+    try:
+        return lookup(sandbox.bridge)
+    except OSError as error:
+        raise CorralError(
+            f"the bridge {sandbox.bridge} that Docker made is not on this machine",
+            "corral needs the Docker Engine of this machine itself, not one in a virtual machine",
+        ) from error
+
+
+def find_proxy(paths: Sequence[str] = PROXY_PATHS) -> str:
+    """Return the path of systemd-socket-proxyd.
+
+    Raises:
+        CorralError: systemd came without it.
+    """
+    for path in paths:
+        if os.access(path, os.X_OK):
+            return path
+    raise CorralError(
+        "systemd-socket-proxyd is missing, which host services need",
+        "sudo apt install systemd (or its extra package)",
+    )
+
+
+class Manager:
+    """The relays of one user, as transient units of the user's systemd.
+
+    Args:
+        environ: the user's environment, see ``environment``.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def ensure(self, wanted: Sequence[Relay]) -> None:
+        """Make these relays run: start what is missing, replace what is stale.
+
+        Others are left alone: a session that started under an earlier policy may use them.
+
+        Raises:
+            CorralError: a relay cannot be started; the message names its port.
+        """
+        for relay in wanted:
+            if not self._is_current(relay):
+                self._stop([relay.unit])
+                self._start(relay)
+
+    def stop_all(self, sandbox: Sandbox) -> int:
+        """Stop the relays of a sandbox; return how many there were."""
+        units = sorted(self._listed(sandbox))
+        self._stop(units)
+        return len(units)
+
+    def _listed(self, sandbox: Sandbox) -> set[str]:
+        pattern = f"corral-relay-{sandbox.token}-*"
+        argv = ("systemctl", "--user", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
+        return units_of(process.run(argv, environ=self._environ, hint=NO_MANAGER).stdout, sandbox)
+
+    def _is_current(self, relay: Relay) -> bool:
+        argv = ("systemctl", "--user", "show", "-p", "ActiveState,Description", relay.unit)
+        shown = properties(process.run(argv, environ=self._environ, hint=NO_MANAGER).stdout)
+        return shown.get("ActiveState") == "active" and shown.get("Description") == relay.description
+
+    def _start(self, relay: Relay) -> None:
+        try:
+            process.run(relay.argv(find_proxy()), environ=self._environ)
+        except process.ProgramError as error:
+            raise CorralError(
+                f"host service {relay.port}: its relay on {relay.gateway} cannot be started\n{error.message}",
+                "ports below 1024 need net.ipv4.ip_unprivileged_port_start"
+                if relay.port < 1024
+                else f"see: journalctl --user -u {relay.unit}",
+            ) from error
+
+    def _stop(self, units: Sequence[str]) -> None:
+        if units:
+            # Stopped means gone: the unit is transient and collected even when it failed.
+            process.run(("systemctl", "--user", "stop", *units), environ=self._environ, check=False)

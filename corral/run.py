@@ -1,0 +1,55 @@
+"""``corral run`` and ``corral shell``: one session, from nothing to nothing, with the agent's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from corral import terminal
+from corral.attach import Streams, attach
+from corral.context import Invocation, new_session
+from corral.engine import AttachedContainer, base_url
+from corral.lifecycle import Created, created, prepare
+from corral.session import SHELL, Request, Terminal, command
+from policy.errors import PolicyError
+
+
+def detect_terminal() -> Terminal:
+    """Return what this process is attached to.
+
+    A terminal only when both input and output are one. A terminal whose output goes elsewhere is no input
+    either: a program that reads its input to the end would wait for keys nobody types.
+    """
+    reads, writes = terminal.is_terminal(terminal.STDIN), terminal.is_terminal(terminal.STDOUT)
+    if reads and writes:
+        columns, rows = terminal.size(terminal.STDOUT)
+        return Terminal(tty=True, stdin=True, columns=columns, rows=rows)
+    return Terminal(stdin=terminal.is_open(terminal.STDIN) and not reads)
+
+
+def run(invocation: Invocation, given: Sequence[str]) -> int:
+    """Run the harness, or the given command, in a new session; return its exit code."""
+    return _session(invocation, "run", command(invocation.loaded, given))
+
+
+def shell(invocation: Invocation) -> int:
+    """Run a shell in a new session of the same sandbox; return its exit code."""
+    return _session(invocation, "shell", SHELL)
+
+
+def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int:
+    if invocation.loaded.policy.mode != "run":
+        raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
+    request = Request(purpose, argv, new_session(), detect_terminal())
+    prepared = prepare(invocation)
+    with created(invocation, prepared, request) as session:
+        return connect_and_run(invocation, session, request.terminal)
+
+
+def connect_and_run(invocation: Invocation, session: Created, attached: Terminal) -> int:
+    """Start a created container with this process's streams; return the exit code."""
+    url = base_url(invocation.user.environ)
+    container = AttachedContainer(invocation.api, url, session.ident, stdin=attached.stdin)
+    with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
+        streams = Streams(stdin=terminal.STDIN if attached.stdin else None)
+        return attach(container, connection, streams=streams, tty=attached.tty)

@@ -1,0 +1,152 @@
+"""What a session's container looks like, decided from the policy and the user's environment. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corral.state import EMPTY
+from policy.container import HOME, Mount, SessionSpec
+from policy.identity import StatePaths
+from policy.loader import LoadedPolicy
+
+SERVICE = "main"
+SESSION_VARIABLE = "CORRAL_SESSION_ID"
+SHELL = ("/bin/bash",)
+
+_TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_ZONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+/-]{0,63}")
+# The locales the image has. Naming another one makes every setlocale() in the container fail.
+_LOCALES = re.compile(r"C|POSIX|C\.(UTF-8|utf8)")
+LOCALE = "C.UTF-8"
+
+
+@dataclass(frozen=True)
+class User:
+    """Who runs corral: ids, home directory, environment, and the name and email Git commits with."""
+
+    uid: int
+    gid: int
+    home: Path
+    environ: Mapping[str, str]
+    git: Mapping[str, str] = field(default_factory=dict)
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What the session is attached to: a terminal or not, its size in columns and rows, and an open stdin."""
+
+    tty: bool = False
+    stdin: bool = False
+    columns: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One container to start: what for, which command, attached to what."""
+
+    purpose: str
+    argv: tuple[str, ...]
+    session: str
+    terminal: Terminal = Terminal()
+
+
+def command(loaded: LoadedPolicy, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv of ``corral run``: the command after ``--``, else the harness itself."""
+    return tuple(given) or loaded.profile.interactive
+
+
+def environment(
+    loaded: LoadedPolicy, user: User, request: Request, secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the container's environment. Nothing of the host's comes along but what is named here."""
+    env = {"LANG": _locale(user.environ)}
+    if request.terminal.tty:
+        term = user.environ.get("TERM", "")
+        env["TERM"] = term if _TERM.fullmatch(term) else "xterm"
+        colours = user.environ.get("COLORTERM", "")
+        if _TERM.fullmatch(colours):
+            env["COLORTERM"] = colours
+    if _ZONE.fullmatch(user.zone):
+        env["TZ"] = user.zone
+    for key, names in (
+        ("name", ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME")),
+        ("email", ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL")),
+    ):
+        if user.git.get(key):
+            env.update(dict.fromkeys(names, user.git[key]))
+    # What the profile fixes outranks a secret, and corral's own outranks both.
+    return {**env, **secrets, **loaded.profile.env, "HOME": HOME, SESSION_VARIABLE: request.session}
+
+
+def _locale(environ: Mapping[str, str]) -> str:
+    wanted = environ.get("LC_ALL") or environ.get("LANG") or LOCALE
+    return wanted if _LOCALES.fullmatch(wanted) else LOCALE
+
+
+def mounts(loaded: LoadedPolicy, paths: StatePaths) -> tuple[Mount, ...]:
+    """Return every mount but the hosts file: the policy's, the state, and what the profile covers up."""
+    profile = loaded.profile
+    state = tuple(Mount(str(paths.home / part), profile.state_path(part)) for part in profile.state_dirs)
+    shadows = tuple(
+        Mount(str(paths.root / EMPTY), f"{HOME}/{part}", read_only=True) for part in profile.shadow
+    )
+    return (*loaded.mounts, *state, *shadows)
+
+
+def workdir(loaded: LoadedPolicy, start: Path) -> str:
+    """Return where the command starts: the user's directory when it is in the project, else the project."""
+    if loaded.policy.mode != "run":
+        return HOME
+    return str(start if start.is_relative_to(loaded.project) else loaded.project)
+
+
+def plan(
+    loaded: LoadedPolicy,
+    user: User,
+    request: Request,
+    *,
+    paths: StatePaths,
+    secrets: Mapping[str, str],
+    image: str,
+    address: str,
+    start: Path,
+    ipv6: bool,
+) -> SessionSpec:
+    """Return everything ``policy.container.create_body`` needs.
+
+    Args:
+        loaded: the policy.
+        user: who runs it.
+        request: which container.
+        paths: the sandbox's files.
+        secrets: what the env_file says.
+        image: id or tag of the image.
+        address: IPv4 address of the container.
+        start: the user's working directory, resolved.
+        ipv6: whether the kernel has IPv6.
+    """
+    return SessionSpec(
+        sandbox=loaded.sandbox,
+        service=SERVICE,
+        session=request.session,
+        purpose=request.purpose,
+        uid=user.uid,
+        gid=user.gid,
+        image=image,
+        address=address,
+        hosts_file=str(paths.hosts(request.session)),
+        project=str(loaded.project),
+        workdir=workdir(loaded, start),
+        argv=request.argv,
+        declaration=loaded.declaration,
+        mounts=mounts(loaded, paths),
+        env=environment(loaded, user, request, secrets),
+        tty=request.terminal.tty,
+        stdin=request.terminal.stdin,
+        ipv6=ipv6,
+    )

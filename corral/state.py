@@ -1,0 +1,133 @@
+"""The files of a sandbox on the host: its state that outlives a session, and one directory per session.
+
+The agent writes below the state directories, so nothing there is followed: every step is taken relative to an
+open directory, without symbolic links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from policy.errors import CorralError
+from policy.identity import StatePaths
+from policy.profiles import SeedFile
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+EMPTY = "empty"
+
+
+def prepare(paths: StatePaths, state_dirs: Iterable[str], seeds: Iterable[SeedFile]) -> None:
+    """Make the state directories (0700) and put seed files where there are none.
+
+    Args:
+        paths: the sandbox's.
+        state_dirs: relative to HOME, as the profile names them.
+        seeds: files of the profile.
+
+    Raises:
+        CorralError: a path is not a directory of ours, or the disk refuses.
+    """
+    _own_directory(paths.root)
+    with _opened(paths.home) as home:
+        for directory in state_dirs:
+            with _descend(home, PurePosixPath(directory).parts, paths.home):
+                pass
+        for seed in seeds:
+            path = PurePosixPath(seed.path)
+            with _descend(home, path.parent.parts, paths.home) as parent:
+                _write_new(parent, path.name, seed)
+    empty = paths.root / EMPTY
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444))
+
+
+def create_session(paths: StatePaths, session: str) -> Path:
+    """Make the directory of a session and return it.
+
+    Raises:
+        CorralError: it exists, or the disk refuses.
+    """
+    directory = paths.session(session)
+    _own_directory(directory.parent)
+    try:
+        # The container's user reads its hosts file through the mount, not through this path.
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise CorralError(
+            f"cannot make {directory}: {error.strerror}", "corral down, then try again"
+        ) from error
+    return directory
+
+
+def remove_session(paths: StatePaths, session: str) -> None:
+    """Remove the directory of a session; what cannot be removed stays for the next ``down``."""
+    shutil.rmtree(paths.session(session), ignore_errors=True)
+
+
+def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
+    """Remove the directories of all sessions but some; return how many there were."""
+    count = 0
+    with contextlib.suppress(FileNotFoundError):
+        for directory in (paths.root / "sessions").iterdir():
+            if directory.name not in keep:
+                shutil.rmtree(directory, ignore_errors=True)
+                count += 1
+    return count
+
+
+def _own_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorralError(f"cannot make the directory {path}: {error.strerror}") from error
+    if path.stat().st_uid != os.geteuid():
+        raise CorralError(f"{path} belongs to uid {path.stat().st_uid}, not to you")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    _own_directory(path)
+    try:
+        descriptor = os.open(path, DIRECTORY)
+    except OSError as error:
+        raise CorralError(f"cannot use the state directory {path}: {error.strerror}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _descend(top: int, parts: Sequence[str], shown: Path) -> Iterator[int]:
+    """Open a directory below ``top``, making what is missing; a symbolic link on the way is an error."""
+    current = os.dup(top)
+    try:
+        for part in parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=current)
+            below = os.open(part, DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = below
+        yield current
+    except OSError as error:
+        where = shown.joinpath(*parts)
+        raise CorralError(
+            f"cannot use the state directory {where}: {error.strerror}",
+            f"it must be a plain directory of yours; look at it, then move it away: {where}",
+        ) from error
+    finally:
+        os.close(current)
+
+
+def _write_new(parent: int, name: str, seed: SeedFile) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, seed.mode, dir_fd=parent)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(seed.content)
