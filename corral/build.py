@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from corral.context import Invocation
 from corral.engine import errors
 from policy.errors import PolicyError
-from policy.hostclient import BuildEnvironment, RealFiles, gather, merge
+from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge
 from policy.loader import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -64,8 +65,22 @@ def image_spec(
         ca_certificates=tuple(certificates),
         apt_mirror=host.apt_mirror,
         apt_security_mirror=host.apt_security_mirror,
+        apt_options=host.apt_options,
         npm_registry=host.npm_registry,
         pip_index=host.pip_index,
+    )
+
+
+def build_proxies(host: BuildEnvironment) -> Proxies:
+    """Return the proxies of a build: one that only apt.conf names serves where no other is set.
+
+    It may hold credentials, so it travels as a build argument, not in a layer of the image.
+    """
+    found = host.proxies
+    return replace(
+        found,
+        http=found.http or host.apt_proxy,
+        https=found.https or host.apt_https_proxy,
     )
 
 
@@ -133,7 +148,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             api=cast("ImageApi", invocation.api),
             runner=SubprocessRunner(),
             environ=user.environ,
-            proxies=host.proxies.variables(),
+            proxies=build_proxies(host).variables(),
             progress=progress,
             force=force,
         )

@@ -10,7 +10,7 @@ import pytest
 from agent_image import builder
 from agent_image.builder import Built
 from corral import build as module
-from corral.build import image_spec, read_certificates, suite_of
+from corral.build import build_proxies, image_spec, read_certificates, suite_of
 from corral.context import Invocation
 from policy.errors import PolicyError
 from policy.hostclient import BuildEnvironment, Proxies
@@ -112,3 +112,14 @@ def test_the_policy_s_own_mirror_wins(
     (call,) = built
     assert call["spec"].npm_registry == "https://npm.example"
     assert call["proxies"] == {}
+
+
+def test_a_proxy_that_only_apt_conf_names_serves_the_whole_build() -> None:
+    apt = BuildEnvironment(
+        apt_proxy="http://apt.example.com:3128", apt_https_proxy="http://apt.example.com:3129"
+    )
+    assert build_proxies(apt) == Proxies("http://apt.example.com:3128", "http://apt.example.com:3129", None)
+    own = replace(apt, proxies=Proxies("http://own.example.com:3128", None, "localhost"))
+    assert build_proxies(own) == Proxies(
+        "http://own.example.com:3128", "http://apt.example.com:3129", "localhost"
+    )
