@@ -6,27 +6,16 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from enforcer.config import Config
-from enforcer.config import load as _load_config
-from enforcer.config import path as _config_path
-from enforcer.hostsfile import HOST_CONF
-from enforcer.hostsfile import create as create_hosts_file
-from enforcer.hostsfile import render as render_hosts_file
 from policy.errors import EnforcerError, NotReadyError
 
-__all__ = [
-    "HOST_CONF",
-    "Client",
-    "Config",
-    "create_hosts_file",
-    "load_config",
-    "render_hosts_file",
-    "socket_path",
-]
+if TYPE_CHECKING:
+    from enforcer.config import Config
+
+__all__ = ["Client", "Config", "create_hosts_file", "load_config", "render_hosts_file", "socket_path"]
 
 START = "systemctl --user start corral-enforcer"
 
@@ -43,8 +32,29 @@ def socket_path(environ: Mapping[str, str]) -> Path:
 
 
 def load_config(home: Path, environ: Mapping[str, str]) -> Config:
-    """Read the service configuration of a user."""
-    return _load_config(_config_path(home, environ))
+    """Read the service configuration of a user.
+
+    Raises:
+        PolicyError: it is not valid.
+    """
+    # Imported here: most commands ask the service and do not wait for a schema library.
+    from enforcer import config
+
+    return config.load(config.path(home, environ))
+
+
+def create_hosts_file(path: Path, content: bytes) -> None:
+    """Create the hosts file of a container that does not exist yet; see hostsfile.create."""
+    from enforcer import hostsfile
+
+    hostsfile.create(path, content)
+
+
+def render_hosts_file(hostname: str, address: str, gateway: str, names: Iterable[str]) -> bytes:
+    """Return a hosts file without any pin, as long as it will ever be; see hostsfile.render."""
+    from enforcer import hostsfile
+
+    return hostsfile.render(hostname, address, gateway, names)
 
 
 class _Connection(http.client.HTTPConnection):

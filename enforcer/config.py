@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from policy.errors import PolicyError
 
-FALLBACK_RANGES = ("172.16.0.0/16", "10.213.0.0/16", "192.168.128.0/17")
 RESOLV_CONF = Path("/etc/resolv.conf")
 WRITER_SOCKET = Path("/run/corral/netfilter.sock")
 
