@@ -56,6 +56,11 @@ class Writer:
     clock: Callable[[], float] = time.monotonic
     claiming: bool = True
     heals: int = 0
+    unsettled: int = 0
+    _unsettled_since: float = 0.0
+    _mended: list[str] = field(default_factory=list)
+    _failure: str = ""
+    _sent: str = ""
 
     def _gateways(self) -> frozenset[str]:
         return frozenset(str(claim.gateway) for claim in self.claims.values())
@@ -68,40 +73,62 @@ class Writer:
         wanted = (self._gateways(), self._owners()) if self.claiming else None
         return self.kernel.audit(self.skeleton, wanted)
 
-    def heal(self, why: str) -> tuple[Problem, ...]:
-        """Mend the skeleton and return the problems that remain.
+    def mend(self, why: str) -> tuple[Problem, ...]:
+        """Look once, write what is missing, and return the problems that remain.
 
-        After a repair it looks again, 50 ms later and doubling: others may be writing too.
+        Others may be writing too, so the caller looks again after ``delay`` seconds while ``unsettled`` is
+        not 0.
+
+        Raises:
+            GiveUp: ten looks in a row found something to mend.
+        """
+        tries = self.unsettled
+        if tries >= HEAL_TRIES:
+            what = f"the rules could not be mended in {tries} tries: {self._failure}"
+            raise GiveUp(f"{what}\nsent:\n{self._sent}")
+        try:
+            todo = self.audit()
+            # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
+            if not todo.steps or (self.unsettled and all(step.kind == "sysctl" for step in todo.steps)):
+                self._settled(why)
+                return todo.problems
+            if not tries:
+                self._unsettled_since = self.clock()
+            self.unsettled = tries + 1
+            self._sent = "\n".join(step.text for step in todo.steps)
+            self._failure = "they differ again each time"
+            self.kernel.carry_out(todo)
+            self._mended += [p.text for p in todo.problems if p.healable and p.part != "claims"]
+            return self.audit().problems
+        except KernelError as error:
+            self.unsettled = tries + 1
+            self._failure, self._sent = str(error), error.sent or self._sent
+            log.error("mending the rules failed (try %d): %s", self.unsettled, error)
+            return (Problem("chains", f"the rules could not be mended: {error}"),)
+
+    @property
+    def delay(self) -> float:
+        """Seconds until the next look while others seem to be writing: 50 ms, doubling."""
+        return HEAL_DELAY * float(2 ** max(0, self.unsettled - 1))
+
+    def _settled(self, why: str) -> None:
+        if self._mended:
+            self.heals += 1
+            spent = (self.clock() - self._unsettled_since) * 1000
+            log.warning("healed after %s in %.0f ms: %s", why, spent, "; ".join(self._mended))
+        self.unsettled, self._mended = 0, []
+
+    def heal(self, why: str) -> tuple[Problem, ...]:
+        """Mend until it holds and return the problems that remain; waits in between.
 
         Raises:
             GiveUp: ten repairs did not hold.
         """
-        delay, failure, sent = HEAL_DELAY, "", ""
-        started = self.clock()
-        mended: list[str] = []
-        for attempt in range(HEAL_TRIES):
-            if attempt:
-                self.sleep(delay)
-                delay *= 2
-            try:
-                todo = self.audit()
-                only_sysctl = attempt and all(step.kind == "sysctl" for step in todo.steps)
-                if not todo.steps or only_sysctl:
-                    # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
-                    if mended:
-                        self.heals += 1
-                        spent = (self.clock() - started) * 1000
-                        log.warning("healed after %s in %.0f ms: %s", why, spent, "; ".join(mended))
-                    return todo.problems
-                sent = "\n".join(step.text for step in todo.steps)
-                self.kernel.carry_out(todo)
-                mended += [
-                    problem.text for problem in todo.problems if problem.healable and problem.part != "claims"
-                ]
-            except KernelError as error:
-                failure, sent = str(error), error.sent or sent
-                log.error("mending the rules failed (try %d): %s", attempt + 1, failure)
-        raise GiveUp(f"the rules could not be mended after {HEAL_TRIES} tries: {failure}\nsent:\n{sent}")
+        problems = self.mend(why)
+        while self.unsettled:
+            self.sleep(self.delay)
+            problems = self.mend(why)
+        return problems
 
     def prune(self) -> None:
         """Forget claims whose link died, and every element whose source no living claim covers."""
@@ -146,7 +173,7 @@ class Writer:
         self.claims, refused = claiming.admit(self.claims, self.kernel.links(), uid, request.sandboxes)
         self.save(self.claims)
         self.prune()
-        problems = self.heal("a change of claims")
+        problems = self.mend("a change of claims")
         pins, host, more = claiming.vet(
             self.claims, uid, request.pins, request.host, self.permitted, self.kernel.host_addresses()
         )

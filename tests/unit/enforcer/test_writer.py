@@ -1,0 +1,247 @@
+"""The writer's repair loop and its socket, on the kernel in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enforcer.netfilter import server as server_module
+from enforcer.netfilter.claims import Link, from_rows, to_rows
+from enforcer.netfilter.fake import FakeKernel
+from enforcer.netfilter.kernel import KernelError
+from enforcer.netfilter.model import MAX_REQUEST
+from enforcer.netfilter.plan import Plan
+from enforcer.netfilter.server import Server
+from enforcer.netfilter.skeleton import DOCKER_USER, PINS, Skeleton
+from enforcer.netfilter.writer import HEAL_TRIES, GiveUp, Writer
+
+BRIDGE = "corral-0a0b0c0d"
+SANDBOX = {"bridge": BRIDGE, "subnet": "192.0.2.0/26", "gateway": "192.0.2.1"}
+PIN = ["192.0.2.2", "tcp", 443, "203.0.113.10", "box main api.example"]
+
+
+def writer(kernel: FakeKernel, slept: list[float] | None = None) -> Writer:
+    return Writer(kernel, Skeleton(), "test", sleep=(slept if slept is not None else []).append)
+
+
+class Vandal(FakeKernel):
+    """Somebody flushes DOCKER-USER each time it was mended."""
+
+    def carry_out(self, todo: Plan) -> None:
+        super().carry_out(todo)
+        self.tables[(4, "filter")][DOCKER_USER].clear()
+
+
+def test_a_fight_is_given_up_after_ten_tries_with_what_was_sent() -> None:
+    slept: list[float] = []
+    with pytest.raises(GiveUp, match="-I DOCKER-USER 1 -i corral-"):
+        writer(Vandal(), slept).heal("the test")
+    assert len(slept) == HEAL_TRIES
+    assert slept == [0.05 * 2**n for n in range(HEAL_TRIES)]
+
+
+def test_a_kernel_that_cannot_be_read_is_given_up() -> None:
+    class Broken(FakeKernel):
+        def audit(self, *_words: Any) -> Plan:
+            raise KernelError("nft: not found")
+
+    with pytest.raises(GiveUp, match="nft: not found"):
+        writer(Broken()).heal("the test")
+
+
+def test_a_fight_does_not_hold_up_requests() -> None:
+    kernel = Vandal()
+    of = writer(kernel)
+    slept: list[float] = []
+    of.sleep = slept.append
+    for _ in range(3):
+        assert of.handle(1000, {"v": 1, "op": "hello"})["ok"]
+        of.mend("the test")
+    assert slept == []
+    assert of.unsettled == 3
+
+
+def test_nothing_is_granted_while_the_rules_do_not_hold() -> None:
+    kernel = Vandal()
+    kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
+    of = writer(kernel)
+    FakeKernel.carry_out(kernel, of.audit())
+    kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    answer = of.handle(1000, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
+    assert answer["pins"] == []
+    assert any(text.startswith("nothing granted") for text in answer["refused"])
+    assert kernel.entries(PINS) == {}
+
+
+def test_what_was_mended_is_logged_once_it_holds(caplog: pytest.LogCaptureFixture) -> None:
+    kernel = FakeKernel()
+    of = writer(kernel)
+    of.heal("the start")
+    caplog.clear()
+    kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    with caplog.at_level(logging.WARNING):
+        of.heal("a change by others")
+        of.heal("the timer")
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
+        "healed after a change by others"
+    ]
+    assert DOCKER_USER in caplog.text
+
+
+def test_claims_survive_a_restart_of_the_writer(tmp_path: Path) -> None:
+    kernel = FakeKernel()
+    kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
+    of = writer(kernel)
+    of.heal("the start")
+    of.handle(1000, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
+    again = Writer(kernel, Skeleton(), "test", claims=from_rows(json.loads(json.dumps(to_rows(of.claims)))))
+    again.heal("the start")
+    again.prune()
+    assert len(kernel.entries(PINS)) == 1
+    assert "belongs to uid 1000" in str(
+        again.handle(1001, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [], "host": []})["refused"]
+    )
+    assert from_rows([{"uid": "x"}, 1, None]) == {}
+    assert from_rows({"no": "list"}) == {}
+
+
+class Live:
+    """A server in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.kernel = FakeKernel()
+        self.kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
+        self.writer = writer(self.kernel)
+        self.writer.heal("the start")
+        self.path = path
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(64)
+        self.rules, self._rules = socket.socketpair()
+        self.links, self._links = socket.socketpair()
+        for end in (self._rules, self._links):
+            end.setblocking(False)
+        self.server = Server(self.writer, listener, self._rules, self._links)
+        self.thread = threading.Thread(target=self.server.serve, daemon=True)
+        self.thread.start()
+
+    def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(10)
+        sock.connect(str(self.path))
+        return sock
+
+    def ask(self, *bodies: object) -> list[dict[str, Any]]:
+        with self.connect() as sock:
+            sock.sendall(b"".join(json.dumps(body).encode() + b"\n" for body in bodies))
+            with sock.makefile("rb") as stream:
+                return [json.loads(stream.readline()) for _ in bodies]
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.rules.send(b"x")
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    made = Live(tmp_path / "netfilter.sock")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+HELLO = {"v": 1, "op": "hello"}
+
+
+def test_several_requests_in_one_write_are_all_answered(live: Live) -> None:
+    answers = live.ask(HELLO, {"v": 1, "op": "read"}, HELLO)
+    assert [answer["ok"] for answer in answers] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "line", [b"\n", b"{\n", b"[[[\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'"x"\n', b"1e999\n"]
+)
+def test_garbage_is_answered_and_the_next_request_works(live: Live, line: bytes) -> None:
+    with live.connect() as sock:
+        sock.sendall(line)
+        with sock.makefile("rb") as stream:
+            assert json.loads(stream.readline())["ok"] is False
+    assert live.ask(HELLO)[0]["ok"]
+
+
+def test_a_silent_client_and_a_half_request_hold_up_nobody(live: Live) -> None:
+    silent = [live.connect() for _ in range(5)]
+    half = live.connect()
+    half.sendall(b'{"v": 1, ')
+    assert live.ask(HELLO)[0]["ok"]
+    for sock in (*silent, half):
+        sock.close()
+
+
+def test_an_endless_request_is_cut_off(live: Live) -> None:
+    with live.connect() as sock, suppress(BrokenPipeError, ConnectionResetError):
+        for _ in range(MAX_REQUEST // 65536 + 50):
+            sock.sendall(b"x" * 65536)
+    assert live.ask(HELLO)[0]["ok"]
+
+
+def test_a_client_that_says_nothing_is_closed_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "DEADLINE", 0.2)
+    made = Live(tmp_path / "netfilter.sock")
+    try:
+        with made.connect() as sock:
+            assert sock.recv(1) == b""
+    finally:
+        made.stop()
+
+
+def test_one_user_cannot_take_all_connections(live: Live) -> None:
+    taken = [live.connect() for _ in range(server_module.CLIENTS_PER_UID + 3)]
+    closed = 0
+    for sock in taken:
+        sock.settimeout(0.3)
+        with suppress(TimeoutError):
+            closed += sock.recv(1) == b""
+    assert closed == 3
+    for sock in taken:
+        sock.close()
+
+
+def test_a_notification_of_the_kernel_is_followed_by_a_repair(live: Live) -> None:
+    live.kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    live.rules.send(b"something changed")
+    for _ in range(500):
+        if live.kernel.tables[(4, "filter")][DOCKER_USER]:
+            break
+        time.sleep(0.01)
+    assert len(live.kernel.tables[(4, "filter")][DOCKER_USER]) == 2
+
+
+def test_a_link_that_went_takes_its_elements_along(live: Live) -> None:
+    uid = os.getuid()
+    answer = live.ask({"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})[0]
+    assert len(answer["pins"]) == 1
+    assert live.writer.claims[BRIDGE].uid == uid
+    live.kernel.interfaces.clear()
+    live.links.send(b"a link went")
+    for _ in range(500):
+        if not live.writer.claims:
+            break
+        time.sleep(0.01)
+    assert live.kernel.entries(PINS) == {}
