@@ -215,12 +215,14 @@ def _queries(names: list[str]) -> tuple[str, bool]:
 
 def render(rows: list[Row]) -> str:
     """Return the table as text."""
-    lines = [f"{'the agent tried to':54} {'expected':9} {'in the sandbox':22} {'at the far end':26}"]
+    lines = [("the agent tried to", "expected", "in the sandbox", "at the far end", "")]
     for row in rows:
         inside = "worked" if row.code == 0 else "never ran" if row.code < 0 else f"refused (exit {row.code})"
         inside += f", {row.milliseconds} ms" if row.milliseconds > 0 else ""
-        verdict = "" if row.good else "   <-- NOT AS EXPECTED"
-        lines.append(
-            f"{row.what:54} {'works' if row.works else 'refused':9} {inside:22} {row.far:26}{verdict}".rstrip()
-        )
-    return "\n".join(lines)
+        verdict = "" if row.good else "<-- NOT AS EXPECTED"
+        lines.append((row.what, "works" if row.works else "refused", inside, row.far, verdict))
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
