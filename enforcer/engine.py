@@ -32,6 +32,9 @@ class Engine(Protocol):
     def network(self, ident: str) -> dict[str, Any] | None:
         """Return one network's inspect with the containers on it, None when it is gone."""
 
+    def disconnect(self, network: str, ident: str) -> None:
+        """Take a container off a network, by force; fine when it is not on it."""
+
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         """Open the event stream, and return it only once it is open; it ends when Docker does."""
 
@@ -81,6 +84,11 @@ class DockerEngine:
             except NotFound:
                 return None
             return inspect
+
+    def disconnect(self, network: str, ident: str) -> None:
+        """See Engine."""
+        with _errors(), contextlib.suppress(NotFound):
+            self._client.api.disconnect_container_from_network(ident, network, force=True)
 
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         """See Engine."""

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,16 @@ from enforcer import desired, hostsfile, pins, reports
 from enforcer.api import Api
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.engine import DockerEngine, Engine
-from enforcer.host import addresses as host_addresses
-from enforcer.host import notify, socket_sources
+from enforcer.host import notify
 from enforcer.names import Names
 from enforcer.sessions import (
-    Network,
     Owner,
     Session,
-    Stranger,
-    is_declared,
-    mount_sources,
-    parse_network,
-    parse_session,
 )
-from enforcer.vetting import Vetting
+from enforcer.tracker import Tracker
 from enforcer.watch import Watcher
 from enforcer.writerclient import Held, WriterClient
-from policy.declaration import LABEL_UID
-from policy.errors import CorralError, EnforcerError, NotReadyError, PolicyError
+from policy.errors import EnforcerError, NotReadyError
 
 log = logging.getLogger("corral.enforcer")
 
@@ -71,12 +62,6 @@ class Service:
         self._make_engine = make_engine
         self._clock = clock
         self._dirty, self._changed = asyncio.Event(), asyncio.Condition()
-        # What Docker reports is taken in one at a time and in order: a look that began before a container
-        # died must not add it again afterwards.
-        self._world = asyncio.Lock()
-        # Until Docker was asked once nothing is applied: an empty list of sessions that only means "not yet
-        # looked" would take everything away that stands.
-        self._looked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.names = Names(
             config,
@@ -88,13 +73,10 @@ class Service:
             moved=self._dirty.set,
             heard=self._notify_all,
         )
-        self.sessions: dict[str, Session] = {}
-        self.networks: dict[str, Network] = {}
-        self.strangers: tuple[Stranger, ...] = ()
         self.held: Held | None = None
         self.satisfied: frozenset[str] = frozenset()
         self.errors: dict[str, str] = {}
-        self.engine: Engine | None = None
+        self.tracker = Tracker(config, owner, self.names, self._dirty.set, self._notify_all)
         self._loop: asyncio.AbstractEventLoop
 
     # -- life
@@ -105,9 +87,9 @@ class Service:
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(
             self._make_engine,
-            lambda engine: self._post(self._connect(engine)),
-            lambda event: self._post(self._event(event)),
-            lambda reason: self._post(self._lost(reason)),
+            lambda engine: self._post(self.tracker.connected(engine)),
+            lambda event: self._post(self.tracker.event(event)),
+            lambda reason: self._post(self.tracker.lost(reason)),
         )
         watcher.start()
         for work in (
@@ -143,154 +125,10 @@ class Service:
             log.critical("unexpected error, ending", exc_info=error)
             self._loop.call_soon(os._exit, 1)
 
-    # -- Docker
-
-    async def _connect(self, engine: Engine) -> None:
-        self.engine = engine
-        self.errors.pop("docker", None)
-        await self.reconcile()
-
-    async def _lost(self, reason: str) -> None:
-        if "docker" not in self.errors:
-            log.warning("Docker is gone: %s; what stands stays, nothing is added", reason)
-        self.errors["docker"] = reason
-        self.engine = None
-        await self._notify_all()
-
-    async def _event(self, event: Mapping[str, Any]) -> None:
-        action = str(event.get("Action", "")).partition(":")[0]
-        actor = event.get("Actor") or {}
-        ident = str(actor.get("ID", ""))
-        attributes = actor.get("Attributes") or {}
-        async with self._world:
-            if event.get("Type") == "network":
-                await self._network_event(action, str(attributes.get("container", "")))
-            elif attributes.get(LABEL_UID) == str(self.owner.uid):
-                if action in GONE_EVENTS:
-                    # The event says enough: an inspect may already find nothing.
-                    self._forget(ident)
-                elif action in LOOK_EVENTS:
-                    await self._look(ident)
-
-    async def _network_event(self, action: str, container: str) -> None:
-        if action in ("connect", "disconnect") and container in self.sessions:
-            await self._look(container)
-        elif action in ("create", "destroy"):
-            try:
-                await self._refresh_world()
-            except CorralError as error:
-                log.error("reading the networks failed: %s", error.message)
-
-    async def reconcile(self) -> None:
-        """Rebuild everything from what Docker reports now."""
-        engine = self.engine
-        if engine is None:
-            return
-        async with self._world:
-            try:
-                await self._refresh_world()
-                inspects = await asyncio.to_thread(engine.containers, self.owner.uid)
-                seen = {str(inspect["Id"]) for inspect in inspects}
-                for ident in set(self.sessions) - seen:
-                    self._forget(ident)
-                for inspect in inspects:
-                    await self._take(inspect)
-                self.strangers = await asyncio.to_thread(self._find_strangers, engine)
-                self._looked.set()
-            except CorralError as error:
-                log.error("full pass failed: %s", error.message)
-        self._dirty.set()
-
-    async def _refresh_world(self) -> None:
-        engine = self.engine
-        if engine is None:
-            return
-        rows = await asyncio.to_thread(engine.networks)
-        found = [net for net in (parse_network(row, self.owner.uid) for row in rows) if net is not None]
-        self.networks = {net.name: net for net in found}
-        own = {str(net.subnet) for net in found}
-        subnets = [
-            config["Subnet"]
-            for row in rows
-            for config in (row.get("IPAM") or {}).get("Config") or []
-            if config.get("Subnet") and config["Subnet"] not in own
-        ]
-        vetting = Vetting.of(
-            permit=[str(net) for net in self.config.permit_ranges],
-            host_addresses=await asyncio.to_thread(host_addresses),
-            docker_subnets=subnets,
-            corral_subnets=own,
-        )
-        self.names.step(pins.VettingChanged(vetting))
-
-    def _find_strangers(self, engine: Engine) -> tuple[Stranger, ...]:
-        found = []
-        for net in list(self.networks.values()):
-            inspect = engine.network(net.name)
-            for ident, row in ((inspect or {}).get("Containers") or {}).items():
-                if ident not in self.sessions:
-                    reasons = ("it was not started by corral",)
-                    found.append(Stranger(ident, str(row.get("Name", "")), net.name, reasons))
-        return tuple(found)
-
-    async def _look(self, ident: str) -> None:
-        engine = self.engine
-        if engine is None:
-            return
-        try:
-            inspect = await asyncio.to_thread(engine.container, ident)
-            if inspect is None:
-                self._forget(ident)
-            else:
-                await self._take(inspect)
-        except CorralError as error:
-            log.error("container %.12s: %s", ident, error.message)
-
-    async def _take(self, inspect: Mapping[str, Any]) -> None:
-        ident = str(inspect["Id"])
-        labels = (inspect.get("Config") or {}).get("Labels") or {}
-        if not is_declared(labels, self.owner.uid) or (inspect.get("State") or {}).get("Status") not in ALIVE:
-            self._forget(ident)
-            return
-        names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
-        if not set(names) <= set(self.networks):
-            await self._refresh_world()
-        network = next((self.networks[name] for name in names if name in self.networks), None)
-        sockets = await asyncio.to_thread(socket_sources, mount_sources(inspect))
-        owner = Owner(self.owner.uid, self.owner.data_home, self.owner.ipv6, sockets)
-        try:
-            session = parse_session(inspect, network, owner)
-        except PolicyError as error:
-            log.warning("%s", error.message)
-            self._forget(ident)
-            return
-        if self.sessions.get(ident) == session:
-            return
-        twin = next(
-            (s for s in self.sessions.values() if s.address == session.address and s.container != ident), None
-        )
-        if twin is not None and not session.problems:
-            # Two declarations for one address: neither can be told from the other.
-            problem = f"address {session.address} is already {twin.name}'s"
-            session = replace(session, problems=(*session.problems, problem))
-        self.sessions[ident] = session
-        if session.problems:
-            log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
-            self.names.step(pins.Unsubscribe(ident))
-        else:
-            wishes = tuple(pins.Wish(n.host, n.ports, n.optional) for n in session.declaration.names)
-            self.names.step(pins.Subscribe(ident, session.address, wishes))
-        self._dirty.set()
-
-    def _forget(self, ident: str) -> None:
-        if self.sessions.pop(ident, None) is not None:
-            self.names.step(pins.Unsubscribe(ident))
-            self._dirty.set()
-
     async def _reconcile_forever(self) -> None:
         while True:
             await asyncio.sleep(self.config.timers.reconcile)
-            await self.reconcile()
+            await self.tracker.reconcile()
 
     async def _renew_forever(self) -> None:
         while True:
@@ -300,7 +138,7 @@ class Service:
     # -- the kernel and the hosts files
 
     async def _apply_forever(self) -> None:
-        await self._looked.wait()
+        await self.tracker.looked.wait()
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -316,13 +154,14 @@ class Service:
             await self._notify_all()
 
     async def _apply(self) -> None:
-        sessions = list(self.sessions.values())
+        sessions = list(self.tracker.sessions.values())
         if self.held is None:
             self.held = await asyncio.to_thread(self._writer.read)
         # What leaves a hosts file leaves it before the kernel; what enters it enters the kernel first.
         self._publish(sessions, self.held)
         kept = desired.keep(self.held.pins, sessions, self.names.untried(), self._vet)
-        rules = desired.desired(sessions, self.networks.values(), pins.allowed(self.names.state), kept)
+        networks = self.tracker.networks.values()
+        rules = desired.desired(sessions, networks, pins.allowed(self.names.state), kept)
         generation, previous = self.names.state.generation, self.held
         self.held = await asyncio.to_thread(
             self._writer.apply,
@@ -350,9 +189,8 @@ class Service:
 
     def _publish(self, sessions: Iterable[Session], held: Held) -> set[str]:
         """Bring the hosts files up to what the kernel holds; return the containers that have all of it."""
-        good = [
-            s for s in sessions if s.container in self.names.state.containers and s.container in self.sessions
-        ]
+        known = self.names.state.containers.keys() & self.tracker.sessions.keys()
+        good = [session for session in sessions if session.container in known]
         wanted = pins.published(self.names.state)
         actual = pins.published(self.names.state, desired.live(held.pins, good))
         done = set()
@@ -373,7 +211,7 @@ class Service:
 
     def _renew_used(self, previous: Held, held: Held) -> None:
         before = {(e.src, e.dst, e.port): e.packets for e in previous.pins}
-        by_address = {session.address: session.container for session in self.sessions.values()}
+        by_address = {session.address: session.container for session in self.tracker.sessions.values()}
         for entry in held.pins:
             moved = entry.packets > before.get((entry.src, entry.dst, entry.port), entry.packets)
             if moved and entry.src in by_address:
@@ -397,8 +235,7 @@ class Service:
     async def await_ready(self, container: str, timeout: float) -> dict[str, Any]:
         """See api.Backend."""
         until = self._clock() + timeout
-        async with self._world:
-            await self._look(container)
+        await self.tracker.look(container)
         while True:
             answer = self._readiness(container)
             if answer is not None:
@@ -413,9 +250,9 @@ class Service:
                     continue
 
     def _readiness(self, container: str) -> dict[str, Any] | None:
-        session = self.sessions.get(container)
+        session = self.tracker.sessions.get(container)
         if session is None:
-            if "docker" in self.errors:
+            if self.tracker.lost_reason is not None:
                 return None
             raise NotReadyError(
                 "the enforcer does not know this container", "corral run creates what it accepts"
@@ -443,17 +280,20 @@ class Service:
         }
 
     def _why_not(self, container: str, timeout: float) -> str:
-        parts = list(self.errors.values())
+        parts = self._problems()
         if container in self.names.state.containers:
             pending = sorted(self.names.pending(container))
             parts += [f"still resolving {', '.join(pending)}"] if pending else []
         reason = "; ".join(parts) or "the kernel does not hold all entries yet"
         return f"not ready within {timeout:g} s: {reason}"
 
+    def _problems(self) -> list[str]:
+        lost = [f"Docker: {self.tracker.lost_reason}"] if self.tracker.lost_reason is not None else []
+        return [*lost, *self.errors.values()]
+
     async def withdraw(self, container: str) -> dict[str, Any]:
         """See api.Backend."""
-        async with self._world:
-            self._forget(container)
+        await self.tracker.forget(container)
         return {}
 
     async def status(self) -> dict[str, Any]:
@@ -464,7 +304,7 @@ class Service:
             self.errors["writer"] = error.message
         now = self._clock()
         rows: dict[str, list[dict[str, Any]]] = {}
-        for session in self.sessions.values():
+        for session in self.tracker.sessions.values():
             name = session.network.name if session.network else session.sandbox.network
             state = "refused" if session.problems else "running" if session.running else "ready"
             if state == "ready" and session.container not in self.satisfied:
@@ -474,16 +314,16 @@ class Service:
         return reports.status(
             package_version("corral"),
             self.config,
-            self.networks.values(),
+            self.tracker.networks.values(),
             rows,
-            self.strangers,
+            [row for rows in self.tracker.strangers.values() for row in rows],
             self.held,
-            self.errors.values(),
+            self._problems(),
         )
 
     async def live(self, sandbox: str) -> dict[str, Any]:
         """See api.Backend."""
         held = await asyncio.to_thread(self._writer.read)
         return reports.live(
-            held, frozenset(s.address for s in self.sessions.values() if s.sandbox.id == sandbox)
+            held, frozenset(s.address for s in self.tracker.sessions.values() if s.sandbox.id == sandbox)
         )

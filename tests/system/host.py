@@ -143,6 +143,11 @@ class Host:
         """Return what the journal holds since a wall time."""
         return self.root("journalctl", "--no-pager", "-o", "cat", f"--since=@{since:.3f}", *words).stdout
 
+    def user_journal(self, since: float) -> str:
+        """Return what the enforcer logged since a wall time."""
+        words = ["journalctl", "--user", "-u", ENFORCER, "--no-pager", "-o", "cat", f"--since=@{since:.3f}"]
+        return self.box.run(words).stdout
+
     def wait_enforcer(self) -> None:
         def answers() -> bool:
             done = self.box.run(["corral", "status", "--json"], check=False)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from enforcer import service as service_module
+from enforcer import tracker as tracker_module
 from enforcer.client import Client
 from enforcer.config import Config, Timers
 from enforcer.pinmodel import Answer, Failure
@@ -70,6 +71,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.inspects: dict[str, dict[str, Any]] = {}
         self.queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self.disconnected: list[tuple[str, str]] = []
         self.listing = threading.Event()
         self.listing.set()
 
@@ -94,14 +96,18 @@ class FakeEngine:
     def network(self, ident: str) -> dict[str, Any] | None:
         return {"Containers": {}}
 
+    def disconnect(self, network: str, ident: str) -> None:
+        self.disconnected.append((network, ident))
+        self.inspects[ident]["NetworkSettings"]["Networks"].pop(network, None)
+
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         return iter(self.queue.get, None)
 
     def close(self) -> None:
         self.queue.put(None)
 
-    def send(self, action: str, ident: str) -> None:
-        attributes = {"io.corral.uid": str(UID)}
+    def send(self, action: str, ident: str, ours: bool = True) -> None:
+        attributes = {"io.corral.uid": str(UID)} if ours else {}
         self.queue.put(
             {"Type": "container", "Action": action, "Actor": {"ID": ident, "Attributes": attributes}}
         )
@@ -160,7 +166,7 @@ Play = Callable[[World], Awaitable[None]]
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     world = World(tmp_path)
-    monkeypatch.setattr(service_module, "host_addresses", lambda: ["127.0.0.1", GATEWAY])
+    monkeypatch.setattr(tracker_module, "host_addresses", lambda: ["127.0.0.1", GATEWAY])
 
     def run(acts: Play, before: Callable[[World], None] = lambda _world: None) -> World:
         before(world)
@@ -348,6 +354,55 @@ def test_an_unknown_container_is_refused(play: Callable[..., World]) -> None:
         await ask(world.client.status)
         with pytest.raises(NotReadyError, match="does not know"):
             await ask(world.client.await_ready, "nobody")
+
+    play(acts)
+
+
+def test_a_stranger_is_taken_off_the_network_and_reported(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        await ask(world.client.status)
+        networks = {SANDBOX.network: {}, "bridge": {}}
+        world.engine.inspects["s1"] = {
+            "Id": "s1",
+            "Name": "/stranger",
+            "State": {"Status": "created"},
+            "Config": {"Labels": {}},
+            "HostConfig": {"NetworkMode": SANDBOX.network},
+            "NetworkSettings": {"Networks": networks},
+        }
+        world.engine.send("create", "s1", ours=False)
+        await eventually(lambda: world.engine.disconnected)
+        assert world.engine.disconnected == [(SANDBOX.network, "s1")]
+        found = (await ask(world.client.status))["strangers"]
+        assert [(row["name"], row["network"]) for row in found] == [("stranger", SANDBOX.network)]
+        assert found[0]["reasons"] == ["corral did not start it", "disconnected"]
+        world.engine.send("destroy", "s1", ours=False)
+        for _ in range(100):
+            if not (await ask(world.client.status))["strangers"]:
+                break
+        else:
+            raise AssertionError("still reported")
+
+    play(acts)
+
+
+def test_a_sandbox_that_was_connected_elsewhere_is_taken_back(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        world.engine.inspects["c1"]["NetworkSettings"]["Networks"]["bridge"] = {}
+        world.engine.queue.put(
+            {"Type": "network", "Action": "connect", "Actor": {"ID": "n", "Attributes": {"container": "c1"}}}
+        )
+        await eventually(lambda: world.engine.disconnected == [("bridge", "c1")])
+        world.engine.queue.put(
+            {
+                "Type": "network",
+                "Action": "disconnect",
+                "Actor": {"ID": "n", "Attributes": {"container": "c1"}},
+            }
+        )
+        await eventually(lambda: set(world.writer.pins) == {PIN})
 
     play(acts)
 

@@ -1,0 +1,237 @@
+"""What Docker has, kept up with its events: sessions, networks, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from enforcer import pins
+from enforcer.config import Config
+from enforcer.engine import Engine
+from enforcer.host import addresses as host_addresses
+from enforcer.host import socket_sources
+from enforcer.names import Names
+from enforcer.sessions import (
+    Network,
+    Owner,
+    Session,
+    Stranger,
+    is_declared,
+    mount_sources,
+    parse_network,
+    parse_session,
+)
+from enforcer.strangers import expel
+from enforcer.vetting import Vetting
+from policy.declaration import LABEL_UID
+from policy.errors import CorralError, PolicyError
+
+log = logging.getLogger("corral.enforcer")
+
+ALIVE = frozenset({"created", "running", "paused", "restarting"})
+GONE_EVENTS = frozenset({"die", "destroy"})
+LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpause"})
+
+
+class Tracker:
+    """Owns ``sessions``, ``networks`` and ``strangers``; tells the pinning engine who wants which names.
+
+    What Docker reports is taken in one at a time and in order: a look that began before a container died must
+    not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
+    somebody may be waiting. ``looked`` is set once a whole list was processed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        owner: Owner,
+        names: Names,
+        changed: Callable[[], None],
+        told: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.config = config
+        self.owner = owner
+        self.names = names
+        self._changed = changed
+        self._told = told
+        self._order = asyncio.Lock()
+        self.looked = asyncio.Event()
+        self.engine: Engine | None = None
+        self.lost_reason: str | None = None
+        self.sessions: dict[str, Session] = {}
+        self.networks: dict[str, Network] = {}
+        self.strangers: dict[str, tuple[Stranger, ...]] = {}
+
+    async def look(self, ident: str) -> None:
+        """Take in one container as it is now."""
+        async with self._order:
+            await self._look(ident)
+
+    async def forget(self, ident: str) -> None:
+        """Take away what one container may reach."""
+        async with self._order:
+            self._forget(ident)
+
+    async def connected(self, engine: Engine) -> None:
+        """Docker answers and its events are being followed: look at everything."""
+        self.engine = engine
+        self.lost_reason = None
+        await self.reconcile()
+
+    async def lost(self, reason: str) -> None:
+        """Docker is gone; what stands stays."""
+        if self.lost_reason is None:
+            log.warning("Docker is gone: %s; what stands stays, nothing is added", reason)
+        self.lost_reason = reason
+        self.engine = None
+        await self._told()
+
+    async def event(self, event: Mapping[str, Any]) -> None:
+        """Take in one event."""
+        action = str(event.get("Action", "")).partition(":")[0]
+        actor = event.get("Actor") or {}
+        ident = str(actor.get("ID", ""))
+        attributes = actor.get("Attributes") or {}
+        async with self._order:
+            if event.get("Type") == "network":
+                await self._network_event(action, str(attributes.get("container", "")))
+            elif action in GONE_EVENTS:
+                # The event says enough: an inspect may already find nothing.
+                self._forget(ident)
+                if action == "destroy":
+                    self.strangers.pop(ident, None)
+            elif attributes.get(LABEL_UID) == str(self.owner.uid):
+                if action in LOOK_EVENTS:
+                    await self._look(ident)
+            elif action in ("create", "start"):
+                await self._watch_stranger(ident)
+
+    async def _network_event(self, action: str, container: str) -> None:
+        if action in ("connect", "disconnect") and container in self.sessions:
+            await self._look(container)
+        if action == "connect":
+            await self._watch_stranger(container)
+        elif action in ("create", "destroy"):
+            try:
+                await self._refresh_world()
+            except CorralError as error:
+                log.error("reading the networks failed: %s", error.message)
+
+    async def reconcile(self) -> None:
+        """Rebuild everything from what Docker reports now."""
+        engine = self.engine
+        if engine is None:
+            return
+        async with self._order:
+            try:
+                await self._refresh_world()
+                inspects = await asyncio.to_thread(engine.containers, self.owner.uid)
+                seen = {str(inspect["Id"]) for inspect in inspects}
+                for ident in set(self.sessions) - seen:
+                    self._forget(ident)
+                for inspect in inspects:
+                    await self._take(inspect)
+                self.looked.set()
+                self._changed()
+                for ident in await asyncio.to_thread(self._attached, engine):
+                    await self._watch_stranger(ident)
+            except CorralError as error:
+                log.error("full pass failed: %s", error.message)
+        self._changed()
+
+    async def _refresh_world(self) -> None:
+        engine = self.engine
+        if engine is None:
+            return
+        rows = await asyncio.to_thread(engine.networks)
+        found = [net for net in (parse_network(row, self.owner.uid) for row in rows) if net is not None]
+        self.networks = {net.name: net for net in found}
+        own = {str(net.subnet) for net in found}
+        subnets = [
+            config["Subnet"]
+            for row in rows
+            for config in (row.get("IPAM") or {}).get("Config") or []
+            if config.get("Subnet") and config["Subnet"] not in own
+        ]
+        vetting = Vetting.of(
+            permit=[str(net) for net in self.config.permit_ranges],
+            host_addresses=await asyncio.to_thread(host_addresses),
+            docker_subnets=subnets,
+            corral_subnets=own,
+        )
+        self.names.step(pins.VettingChanged(vetting))
+
+    def _attached(self, engine: Engine) -> set[str]:
+        found = [engine.network(name) or {} for name in list(self.networks)]
+        return {ident for inspect in found for ident in inspect.get("Containers") or {}}
+
+    async def _watch_stranger(self, ident: str) -> None:
+        engine = self.engine
+        if engine is None:
+            return
+        try:
+            inspect = await asyncio.to_thread(engine.container, ident)
+            if inspect is None:
+                return
+            gone = await asyncio.to_thread(expel, engine, inspect, list(self.networks), dict(self.sessions))
+            if gone:
+                self.strangers[ident] = gone
+        except CorralError as error:
+            log.error("container %.12s: %s", ident, error.message)
+
+    async def _look(self, ident: str) -> None:
+        engine = self.engine
+        if engine is None:
+            return
+        try:
+            inspect = await asyncio.to_thread(engine.container, ident)
+            if inspect is None:
+                self._forget(ident)
+            else:
+                await self._take(inspect)
+        except CorralError as error:
+            log.error("container %.12s: %s", ident, error.message)
+
+    async def _take(self, inspect: Mapping[str, Any]) -> None:
+        ident = str(inspect["Id"])
+        labels = (inspect.get("Config") or {}).get("Labels") or {}
+        if not is_declared(labels, self.owner.uid) or (inspect.get("State") or {}).get("Status") not in ALIVE:
+            self._forget(ident)
+            return
+        names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
+        if not set(names) <= set(self.networks):
+            await self._refresh_world()
+        network = next((self.networks[name] for name in names if name in self.networks), None)
+        sockets = await asyncio.to_thread(socket_sources, mount_sources(inspect))
+        owner = Owner(self.owner.uid, self.owner.data_home, self.owner.ipv6, sockets)
+        try:
+            session = parse_session(inspect, network, owner)
+        except PolicyError as error:
+            log.warning("%s", error.message)
+            self._forget(ident)
+            return
+        if self.sessions.get(ident) == session:
+            return
+        twin = next(
+            (s for s in self.sessions.values() if s.address == session.address and s.container != ident), None
+        )
+        if twin is not None and not session.problems:
+            # Two declarations for one address: neither can be told from the other.
+            problem = f"address {session.address} is already {twin.name}'s"
+            session = replace(session, problems=(*session.problems, problem))
+        self.sessions[ident] = session
+        if session.problems:
+            log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
+            self.names.step(pins.Unsubscribe(ident))
+        else:
+            wishes = tuple(pins.Wish(n.host, n.ports, n.optional) for n in session.declaration.names)
+            self.names.step(pins.Subscribe(ident, session.address, wishes))
+        self._changed()
+
+    def _forget(self, ident: str) -> None:
+        if self.sessions.pop(ident, None) is not None:
+            self.names.step(pins.Unsubscribe(ident))
+            self._changed()
