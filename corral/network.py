@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from corral import process, subnets
 from corral.engine import errors, judge_warnings
 from corral.subnets import Plan, Taken
-from policy.container import network_body
+from policy.container import network_body, network_differences
 from policy.declaration import LABEL_SANDBOX, LABEL_UID
 from policy.errors import CorralError, EngineError
 from policy.identity import Sandbox
@@ -152,7 +152,7 @@ def _verified(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> Plan:
         problems = ["its addresses are not laid out as corral does it"]
     else:
         wanted = network_body(sandbox, uid, *map(str, (plan.subnet, plan.gateway, plan.strangers)))
-        problems = subnets.differences(found, wanted)
+        problems = network_differences(found, wanted)
     if problems or plan is None:
         fix = "corral down" if _is_ours(found, sandbox, uid) else f"docker network rm {sandbox.network}"
         raise EngineError(

@@ -173,19 +173,3 @@ def allocate(plan: Plan, used: Iterable[IPv4Address]) -> IPv4Address:
         f"all {len(plan.addresses)} addresses of this sandbox's network {plan.subnet} are in use",
         "end some of its sessions; corral down removes leftovers",
     )
-
-
-def differences(network: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Compare a network's inspect with the body that would create it; return what differs, field by field."""
-    found = []
-    for key in ("Name", "Driver", "EnableIPv6", "Internal", "Attachable", "Options", "Labels"):
-        if network.get(key) != wanted[key]:
-            found.append(f"{key} is {network.get(key)!r}, not {wanted[key]!r}")
-    actual, expected = network.get("IPAM") or {}, wanted["IPAM"]
-    if actual.get("Driver") != expected["Driver"] or actual.get("Options"):
-        found.append(
-            f"its addresses come from {actual.get('Driver')!r} with {actual.get('Options') or 'no'} options"
-        )
-    if actual.get("Config") != expected["Config"]:
-        found.append(f"its addresses are {actual.get('Config')!r}, not {expected['Config']!r}")
-    return found

@@ -260,7 +260,7 @@ class Service:
         if session.problems:
             raise NotReadyError(
                 "the container is not what corral would have created: " + "; ".join(session.problems),
-                "remove it and use: corral run",
+                "another program changed it, or a default of the engine did (/etc/docker/daemon.json)",
             )
         ready = pins.readiness(self.names.state, container)
         if ready.pending:
@@ -269,7 +269,8 @@ class Service:
             lines = "\n".join(f"  {name}: {reason}" for name, reason in ready.failed)
             raise NotReadyError(
                 f"allowed names without a usable address:\n{lines}",
-                "correct the name in corral.yaml, or mark it optional: true",
+                "correct the name in corral.yaml or mark it optional: true there; when it is one of the "
+                "profile's own: egress.profile_defaults: false",
             )
         if container not in self.satisfied:
             return None

@@ -19,6 +19,7 @@ from policy.container import (
     SessionSpec,
     host_config,
     network_body,
+    network_differences,
 )
 from policy.declaration import (
     LABEL_EGRESS,
@@ -38,11 +39,12 @@ from policy.identity import BRIDGE, SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 # What Docker fills in by itself. Everything else that corral did not ask for must be empty.
 DOCKER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "Runtime": ("runc", "io.containerd.runc.v2"),
-    "ShmSize": (64 << 20,),
     "MemorySwappiness": (-1,),
 }
 # Values that say nothing about isolation.
-IGNORED = frozenset({"ConsoleSize", "ContainerIDFile"})
+IGNORED = frozenset({"ConsoleSize", "ContainerIDFile", "Ulimits"})
+# Where output stays on this host. A driver that ships it elsewhere is a way out that no packet rule sees.
+LOCAL_LOGS = frozenset({"json-file", "local", "journald", "none"})
 MASKED = frozenset(
     {
         "/proc/asound",
@@ -130,11 +132,7 @@ def parse_network(inspect: Mapping[str, Any], uid: int) -> Network | None:
     except (IndexError, KeyError, ValueError, TypeError):
         return None
     wanted = network_body(sandbox, uid, str(subnet), str(gateway), strangers)
-    for key in ("Name", "Driver", "EnableIPv6", "Internal", "Attachable", "Options"):
-        if inspect.get(key) != wanted[key]:
-            problems.append(f"network: {key} is {inspect.get(key)!r}, not {wanted[key]!r}")
-    if len(config) != 1:
-        problems.append("network: more than one subnet")
+    problems += [f"network: {text}" for text in network_differences(inspect, wanted)]
     return Network(str(inspect.get("Name")), bridge, subnet, gateway, tuple(problems))
 
 
@@ -260,27 +258,39 @@ def _config_problems(config: Mapping[str, Any], owner: Owner) -> list[str]:
 
 def _host_config_problems(actual: Mapping[str, Any], spec: SessionSpec) -> list[str]:
     wanted = host_config(spec)
-    problems = []
-    for key in sorted(set(actual) | set(wanted)):
-        value, expected = actual.get(key), wanted.get(key)
-        if key == "Mounts":
-            if _plain_mounts(value) != _plain_mounts(expected):
-                problems.append("mounts differ from bind mounts with private propagation")
-        elif key == "MaskedPaths":
-            if not set(value or ()) >= MASKED:
-                problems.append("paths of /proc are unmasked")
-        elif key == "ReadonlyPaths":
-            if not set(value or ()) >= READ_ONLY:
-                problems.append("paths of /proc are writable")
-        elif key == "PidsLimit" and not value:
-            # Docker discards the limit where the controller is missing; no way out of the sandbox.
-            continue
-        elif key in wanted:
-            if _plain(value) != _plain(expected):
-                problems.append(f"{key} is {value!r}, not {expected!r}")
-        elif key not in IGNORED and value and value not in DOCKER_DEFAULTS.get(key, ()):
-            problems.append(f"{key} is {value!r}")
-    return problems
+    found = (
+        _field_problem(key, actual.get(key), wanted[key])
+        if key in wanted
+        else _extra_problem(key, actual.get(key))
+        for key in sorted(set(actual) | set(wanted))
+    )
+    return [problem for problem in found if problem is not None]
+
+
+def _field_problem(key: str, value: Any, expected: Any) -> str | None:
+    """Judge a field that corral sets itself."""
+    if key in IGNORED or (key == "PidsLimit" and not value):
+        # Docker discards that limit where the controller is missing; no way out of the sandbox.
+        return None
+    if key == "LogConfig":
+        # The engine's configuration may add options; what counts is where the output goes.
+        leaves = (value or {}).get("Type") not in LOCAL_LOGS
+        return f"{key} is {value!r}: output would leave this host" if leaves else None
+    if key == "Mounts":
+        differs = _plain_mounts(value) != _plain_mounts(expected)
+        return "mounts differ from bind mounts with private propagation" if differs else None
+    return f"{key} is {value!r}, not {expected!r}" if _plain(value) != _plain(expected) else None
+
+
+def _extra_problem(key: str, value: Any) -> str | None:
+    """Judge a field that corral leaves to Docker: its default, or nothing."""
+    if key == "MaskedPaths":
+        return None if set(value or ()) >= MASKED else "paths of /proc are unmasked"
+    if key == "ReadonlyPaths":
+        return None if set(value or ()) >= READ_ONLY else "paths of /proc are writable"
+    if key in IGNORED or not value or value in DOCKER_DEFAULTS.get(key, ()):
+        return None
+    return f"{key} is {value!r}"
 
 
 def _plain(value: Any) -> Any:

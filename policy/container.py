@@ -6,6 +6,7 @@ function, field by field, before it grants anything. Whatever is not generated h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ DEAD_RESOLVER = "127.0.0.1"
 HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096
 NOFILE = 16384
+SHM_SIZE = 64 << 20
 
 IPV6_OFF = {
     "net.ipv6.conf.all.disable_ipv6": "1",
@@ -114,6 +116,8 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "Init": True,
+        # Said explicitly, so that an engine's own default cannot make it differ.
+        "ShmSize": SHM_SIZE,
         "PidsLimit": PIDS_LIMIT,
         "Ulimits": [{"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE}],
         "Sysctls": dict(IPV6_OFF) if spec.ipv6 else {},
@@ -185,3 +189,28 @@ def network_body(sandbox: Sandbox, uid: int, subnet: str, gateway: str, stranger
         },
         "Labels": {LABEL_SCHEMA: str(SCHEMA), LABEL_SANDBOX: sandbox.id, LABEL_UID: str(uid)},
     }
+
+
+# What an engine adds to each network by its own configuration and what says nothing about isolation.
+NEUTRAL_NETWORK_OPTIONS = frozenset({"com.docker.network.driver.mtu"})
+
+
+def network_differences(network: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Compare a network's inspect with the body that would create it; return what differs, field by field."""
+    found = []
+    for key in ("Name", "Driver", "EnableIPv6", "Internal", "Attachable", "Options", "Labels"):
+        value = network.get(key)
+        if key == "Options":
+            value = {
+                name: text for name, text in (value or {}).items() if name not in NEUTRAL_NETWORK_OPTIONS
+            }
+        if value != wanted[key]:
+            found.append(f"{key} is {value!r}, not {wanted[key]!r}")
+    actual, expected = network.get("IPAM") or {}, wanted["IPAM"]
+    if actual.get("Driver") != expected["Driver"] or actual.get("Options"):
+        found.append(
+            f"its addresses come from {actual.get('Driver')!r} with {actual.get('Options') or 'no'} options"
+        )
+    if actual.get("Config") != expected["Config"]:
+        found.append(f"its addresses are {actual.get('Config')!r}, not {expected['Config']!r}")
+    return found

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral import subnets
-from corral.subnets import DEFAULT_RANGES, Plan, Taken, allocate, choose, differences
+from corral.subnets import DEFAULT_RANGES, Plan, Taken, allocate, choose
 from policy.container import network_body
+from policy.container import network_differences as differences
 from policy.errors import EngineError
 from policy.identity import Sandbox
 
@@ -161,3 +162,12 @@ def test_each_field_that_differs_is_named(key: str, value: Any) -> None:
 )
 def test_a_network_that_is_laid_out_differently_has_no_plan(config: list[dict[str, str]]) -> None:
     assert subnets.plan_for({"IPAM": {"Config": config}}) is None
+
+
+def test_an_mtu_that_the_engine_gives_every_network_is_no_difference() -> None:
+    plan = Plan(IPv4Network("172.16.0.0/26"))
+    wanted = network_body(SANDBOX, 1000, str(plan.subnet), str(plan.gateway), str(plan.strangers))
+    options = {**wanted["Options"], "com.docker.network.driver.mtu": "1400"}
+    assert differences(inspect_of(plan, Options=options), wanted) == []
+    options["com.docker.network.bridge.host_binding_ipv4"] = "192.0.2.1"
+    assert len(differences(inspect_of(plan, Options=options), wanted)) == 1

@@ -293,6 +293,8 @@ def test_a_restart_keeps_what_stands_until_the_names_were_asked(play: Callable[.
         {"ReadonlyPaths": []},
         {"SomethingNew": {"opens": "a door"}},
         {"RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}},
+        {"LogConfig": {"Type": "fluentd", "Config": {}}},
+        {"ShmSize": 1 << 30},
     ],
     ids=lambda extra: next(iter(extra)),
 )
@@ -305,6 +307,21 @@ def test_a_container_that_differs_in_any_field_gets_nothing(
             await ask(world.client.await_ready, "c1")
         assert next(iter(extra)) in caught.value.message or "paths of /proc" in caught.value.message
         assert not world.writer.pins
+
+    play(acts)
+
+
+def test_what_an_engine_adds_by_its_own_configuration_is_accepted(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container(
+            "c1",
+            "00000001",
+            Ulimits=[{"Name": "memlock", "Soft": -1, "Hard": -1}],
+            LogConfig={"Type": "json-file", "Config": {"compress": "true"}},
+            PidsLimit=None,
+        )
+        await ask(world.client.await_ready, "c1")
+        assert set(world.writer.pins) == {PIN}
 
     play(acts)
 

@@ -1,0 +1,42 @@
+"""Settings of the engine that many hosts have: corral works with them, or says which one it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from .host import Host
+
+SETTINGS = {
+    "default-ulimits": {"memlock": {"Name": "memlock", "Hard": 65536, "Soft": 65536}},
+    "log-driver": "json-file",
+    "log-opts": {"compress": "true", "max-size": "5m"},
+    "default-shm-size": "128M",
+    "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": "1400"}},
+    "live-restore": True,
+    "icc": False,
+}
+
+
+@pytest.fixture
+def configured(host: Host) -> Iterator[Host]:
+    host.box.write("/etc/docker/daemon.json", json.dumps(SETTINGS), owner="root")
+    host.root("systemctl", "restart", "docker")
+    host.wait_enforcer()
+    try:
+        yield host
+    finally:
+        host.end_projects()
+        host.root("rm", "/etc/docker/daemon.json")
+        host.root("systemctl", "restart", "docker")
+        host.wait_enforcer()
+
+
+@pytest.mark.fault("dockerd restart")
+def test_common_settings_of_the_engine_do_not_stand_in_the_way(configured: Host) -> None:
+    project = configured.project("defaults")
+    assert "203.0.113.10" in project.inside("curl", "-sS", "https://allowed1.corral.example/").stdout
+    assert project.corral("verify").returncode == 0
+    assert project.inside("true").returncode == 0
