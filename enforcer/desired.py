@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +12,9 @@ from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
 
 Row = tuple[str, str, int, str]
+
+PER_SOURCE = 1024  # what the writer takes for one container
+_ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Ruleset:
 
 def comment(session: Session, what: str) -> str:
     """Return what a person sees beside a kernel element."""
-    return f"{session.sandbox.id} {session.service} {what}"[:200]
+    return _ODD.sub("?", f"{session.sandbox.id} {session.service} {what}")[:200]
 
 
 def desired(
@@ -56,8 +61,11 @@ def desired(
         for service in session.declaration.host_services:
             row = (session.address, "tcp", service.port, str(session.network.gateway))
             host_rows[row] = comment(session, service.name)
+    count = Counter(row[0] for row in pin_rows)
     for row, text in kept:
-        pin_rows.setdefault(row, text)
+        if row not in pin_rows and count[row[0]] < PER_SOURCE:
+            pin_rows[row] = text
+            count[row[0]] += 1
     # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
     return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows)
 

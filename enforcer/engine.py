@@ -20,8 +20,8 @@ QUIET = 6 * 3600
 class Engine(Protocol):
     """The Docker calls of the service. Every method raises EngineError when Docker does not answer."""
 
-    def containers(self, uid: int) -> list[dict[str, Any]]:
-        """Return the inspects of all containers that declare this uid, running or not."""
+    def identifiers(self, uid: int) -> list[str]:
+        """Return the ids of all containers that declare this uid, running or not."""
 
     def container(self, ident: str) -> dict[str, Any] | None:
         """Return one container's inspect, None when it is gone."""
@@ -54,12 +54,11 @@ class DockerEngine:
             raise EngineError(f"Docker does not answer: {error}", "systemctl status docker") from error
         self._stream: Any = None
 
-    def containers(self, uid: int) -> list[dict[str, Any]]:
+    def identifiers(self, uid: int) -> list[str]:
         """See Engine."""
         with _errors():
             rows = self._client.api.containers(all=True, filters={"label": f"{LABEL_UID}={uid}"})
-        found = (self.container(row["Id"]) for row in rows)
-        return [inspect for inspect in found if inspect is not None]
+            return [str(row["Id"]) for row in rows]
 
     def container(self, ident: str) -> dict[str, Any] | None:
         """See Engine."""

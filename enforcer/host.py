@@ -10,16 +10,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from enforcer.client import runtime_directory
-from policy.errors import EnforcerError
+from policy.errors import EnforcerError, EngineError
 
 
 def addresses() -> list[str]:
-    """Return every address of every interface."""
-    from pyroute2 import IPRoute
+    """Return every address of every interface.
 
-    with IPRoute() as route:
-        rows = route.get_addr()
-        return [row.get_attr("IFA_LOCAL") or row.get_attr("IFA_ADDRESS") for row in rows]
+    Raises:
+        EngineError: the kernel did not tell.
+    """
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        with IPRoute() as route:
+            found = [row.get_attr("IFA_LOCAL") or row.get_attr("IFA_ADDRESS") for row in route.get_addr()]
+    except (NetlinkError, OSError) as error:
+        raise EngineError(f"reading this host's addresses: {error}") from error
+    return [text for text in found if text]
 
 
 def socket_sources(paths: Iterable[str]) -> frozenset[str]:

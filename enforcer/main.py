@@ -35,7 +35,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     for net in config.permit_ranges:
         log.warning("enforcer.toml permits names to open %s", net)
-    owner = Owner(os.getuid(), data_home(home, environ), Path("/proc/sys/net/ipv6").exists())
+    owner = Owner(os.getuid(), os.getgid(), data_home(home, environ), Path("/proc/sys/net/ipv6").exists())
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -171,6 +171,9 @@ class Service:
         )
         for text in self.held.refused:
             log.warning("writer: %s", text)
+        if any(part != "hook" for part, _ in self.held.problems):
+            # A repair is under way; what could not be added meanwhile is asked for again.
+            self._loop.call_later(0.5, self._dirty.set)
         published = self._publish(sessions, self.held)
         host_rows = {(e.src, e.proto, e.port, e.dst) for e in self.held.host}
         self.satisfied = frozenset(
@@ -299,8 +302,10 @@ class Service:
 
     async def status(self) -> dict[str, Any]:
         """See api.Backend."""
+        held = self.held
         try:
-            self.held = await asyncio.to_thread(self._writer.read)
+            # For the report alone: what ``_apply`` compares packet counters with is what it read itself.
+            held = await asyncio.to_thread(self._writer.read)
         except EnforcerError as error:
             self.errors["writer"] = error.message
         now = self._clock()
@@ -310,7 +315,7 @@ class Service:
             state = "refused" if session.problems else "running" if session.running else "ready"
             if state == "ready" and session.container not in self.satisfied:
                 state = "pending"
-            row = reports.session_row(session, state, self.names.state, self.held, now)
+            row = reports.session_row(session, state, self.names.state, held, now)
             rows.setdefault(name, []).append(row)
         return reports.status(
             package_version("corral"),
@@ -318,7 +323,7 @@ class Service:
             self.tracker.networks.values(),
             rows,
             [row for rows in self.tracker.strangers.values() for row in rows],
-            self.held,
+            held,
             self._problems(),
         )
 

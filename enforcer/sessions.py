@@ -6,10 +6,11 @@ allow-list, because a deny-list misses the next option that opens something.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from policy.container import (
@@ -59,6 +60,17 @@ MASKED = frozenset(
         "/sys/firmware",
     }
 )
+SERVICE = re.compile(r"[a-z][a-z0-9-]{0,31}")
+# Nothing may be mounted over the programs that guard the start, nor over what they read.
+GUARDED = tuple(
+    PurePosixPath(text)
+    for text in (
+        "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr/bin", "/usr/lib",
+        "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin", "/var/run",
+    )
+)  # fmt: skip
+# A directory with the engine's socket in it is the engine's socket.
+SOURCES_WITH_SOCKETS = ("/", "/run", "/var", "/var/run", "/run/docker", "/var/lib/docker")
 READ_ONLY = frozenset({"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"})
 
 
@@ -106,6 +118,7 @@ class Owner:
     """Whose service this is: only containers of this uid, with hosts files below ``data_home``."""
 
     uid: int
+    gid: int
     data_home: Path
     ipv6: bool
     sockets: frozenset[str] = field(default_factory=frozenset)
@@ -154,7 +167,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
     if (
         not SANDBOX_ID.fullmatch(sandbox_id)
         or not SESSION_ID.fullmatch(session)
-        or not service.isidentifier()
+        or not SERVICE.fullmatch(service)
     ):
         raise PolicyError(f"container {inspect.get('Name')}: its labels name no session")
     sandbox = Sandbox(sandbox_id)
@@ -179,7 +192,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
         session=session,
         purpose=labels.get(LABEL_PURPOSE, ""),
         uid=owner.uid,
-        gid=0,
+        gid=owner.gid,
         image="",
         address=address,
         hosts_file=str(hosts_file),
@@ -193,7 +206,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)
     problems += _host_config_problems(inspect.get("HostConfig") or {}, spec)
-    problems += [f"mount {m.source} is a socket" for m in spec.mounts if m.source in owner.sockets]
+    problems += [text for mount in spec.mounts if (text := _mount_problem(mount, owner)) is not None]
     return Session(
         container=str(inspect.get("Id")),
         name=str(inspect.get("Name", "")).lstrip("/"),
@@ -238,17 +251,34 @@ def _endpoint_problems(
         usable = False
     if not usable:
         problems.append(f"address {address or '(none)'} is not a fixed one in {network.subnet}")
-    actual = (endpoints.get(sandbox.network) or {}).get("IPAddress")
+    endpoint = endpoints.get(sandbox.network) or {}
+    for key in ("DriverOpts", "Links"):
+        if endpoint.get(key):
+            problems.append(f"its endpoint has {key}")
+    if set(filter(None, (endpoint.get("IPAMConfig") or {}).values())) - {address}:
+        problems.append("its endpoint has more addresses")
+    actual = endpoint.get("IPAddress")
     if running and actual != address:
         problems.append(f"Docker gave it {actual or 'no address'} instead of {address}")
     return problems
 
 
+def _mount_problem(mount: Mount, owner: Owner) -> str | None:
+    if mount.source in owner.sockets:
+        return f"mount {mount.source} is a socket, or cannot be looked at"
+    if mount.source.rstrip("/") in SOURCES_WITH_SOCKETS or not mount.source.rstrip("/"):
+        return f"mount {mount.source} holds the engine's socket"
+    target = PurePosixPath(mount.target)
+    if any(target.is_relative_to(guarded) or guarded.is_relative_to(target) for guarded in GUARDED):
+        return f"mount at {mount.target} covers what guards the start"
+    return None
+
+
 def _config_problems(config: Mapping[str, Any], owner: Owner) -> list[str]:
     problems = []
     uid, _, gid = str(config.get("User", "")).partition(":")
-    if uid != str(owner.uid) or not gid.isdigit() or owner.uid == 0:
-        problems.append(f"runs as user {config.get('User')!r}, not as uid {owner.uid}")
+    if (uid, gid) != (str(owner.uid), str(owner.gid)) or owner.uid == 0:
+        problems.append(f"runs as user {config.get('User')!r}, not as {owner.uid}:{owner.gid}")
     if config.get("Entrypoint") != [ENTRYPOINT]:
         problems.append(f"entrypoint is {config.get('Entrypoint')!r}")
     if config.get("Volumes"):

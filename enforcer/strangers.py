@@ -12,12 +12,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from enforcer.engine import Engine
-from enforcer.sessions import Session, Stranger
+from enforcer.sessions import Stranger, is_declared
+from policy.container import DEAD_RESOLVER
+from policy.declaration import LABEL_SANDBOX
 from policy.errors import EngineError
+from policy.identity import BRIDGE_PREFIX
 
 log = logging.getLogger("corral.enforcer")
 
 NOT_OURS = "corral did not start it"
+LIVE_DNS = "its resolver is Docker's own, which asks from the host"
 
 
 def networks_of(inspect: Mapping[str, Any]) -> frozenset[str]:
@@ -27,28 +31,31 @@ def networks_of(inspect: Mapping[str, Any]) -> frozenset[str]:
     return attached | {mode}
 
 
-def reasons(
-    inspect: Mapping[str, Any], ours: Collection[str], sessions: Mapping[str, Session]
-) -> dict[str, str]:
+def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict[str, str]:
     """Return network name -> why this container has to leave it; empty when it may stay. Pure.
 
-    A session leaves every network but its own, anything else leaves each of ``ours``.
+    What declares itself as a session of ``uid`` leaves every network but its own, whatever its state: between
+    ``die`` and ``start`` of a restart it is no session yet. Anything else leaves each of ``ours``.
     """
-    session = sessions.get(str(inspect.get("Id")))
     attached = networks_of(inspect)
-    if session is not None:
-        extra = attached - {session.sandbox.network, "default", "none", ""}
-        return dict.fromkeys(sorted(extra), f"a sandbox is on {session.sandbox.network} alone")
-    return dict.fromkeys(sorted(attached & frozenset(ours)), NOT_OURS)
+    labels = (inspect.get("Config") or {}).get("Labels") or {}
+    if not is_declared(labels, uid):
+        return dict.fromkeys(sorted(attached & frozenset(ours)), NOT_OURS)
+    own = BRIDGE_PREFIX + labels[LABEL_SANDBOX]
+    extra = attached - {own, "default", "none", ""}
+    found = dict.fromkeys(sorted(extra), f"a sandbox is on {own} alone")
+    if (inspect.get("HostConfig") or {}).get("Dns") != [DEAD_RESOLVER]:
+        found[own] = LIVE_DNS
+    return found
 
 
 def expel(
-    engine: Engine, inspect: Mapping[str, Any], ours: Collection[str], sessions: Mapping[str, Session]
+    engine: Engine, inspect: Mapping[str, Any], ours: Collection[str], uid: int
 ) -> tuple[Stranger, ...]:
     """Take a container off the networks it must not be on, and return what is to be reported about it."""
     ident, name = str(inspect.get("Id")), str(inspect.get("Name", "")).lstrip("/")
     found = []
-    for network, why in reasons(inspect, ours, sessions).items():
+    for network, why in reasons(inspect, ours, uid).items():
         try:
             engine.disconnect(network, ident)
             done = "disconnected"

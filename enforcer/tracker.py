@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from ipaddress import ip_network
 from typing import Any
 
 from enforcer import pins
@@ -31,6 +33,8 @@ from policy.errors import CorralError, PolicyError
 
 log = logging.getLogger("corral.enforcer")
 
+STAT_TIMEOUT = 2.0
+RETRY_FIRST, RETRY_MAX = 1.0, 30.0
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
 GONE_EVENTS = frozenset({"die", "destroy"})
 LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpause"})
@@ -58,6 +62,8 @@ class Tracker:
         self._changed = changed
         self._told = told
         self._order = asyncio.Lock()
+        # Threads of their own: one that hangs in a dead network file system must not keep others waiting.
+        self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
         self.looked = asyncio.Event()
         self.engine: Engine | None = None
         self.lost_reason: str | None = None
@@ -79,7 +85,10 @@ class Tracker:
         """Docker answers and its events are being followed: look at everything."""
         self.engine = engine
         self.lost_reason = None
-        await self.reconcile()
+        wait = RETRY_FIRST
+        while self.engine is engine and not await self.reconcile():
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_MAX)
 
     async def lost(self, reason: str) -> None:
         """Docker is gone; what stands stays."""
@@ -120,27 +129,29 @@ class Tracker:
             except CorralError as error:
                 log.error("reading the networks failed: %s", error.message)
 
-    async def reconcile(self) -> None:
-        """Rebuild everything from what Docker reports now."""
+    async def reconcile(self) -> bool:
+        """Rebuild everything from what Docker reports now; False when Docker did not tell."""
         engine = self.engine
         if engine is None:
-            return
+            return True
         async with self._order:
             try:
                 await self._refresh_world()
-                inspects = await asyncio.to_thread(engine.containers, self.owner.uid)
-                seen = {str(inspect["Id"]) for inspect in inspects}
-                for ident in set(self.sessions) - seen:
+                seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
+                for ident in set(self.sessions) - set(seen):
                     self._forget(ident)
-                for inspect in inspects:
-                    await self._take(inspect)
+                for ident in seen:
+                    # One container that Docker cannot show must not hide the others; it keeps what it has.
+                    await self._look(ident)
                 self.looked.set()
                 self._changed()
                 for ident in await asyncio.to_thread(self._attached, engine):
                     await self._watch_stranger(ident)
             except CorralError as error:
                 log.error("full pass failed: %s", error.message)
+                return False
         self._changed()
+        return True
 
     async def _refresh_world(self) -> None:
         engine = self.engine
@@ -150,12 +161,7 @@ class Tracker:
         found = [net for net in (parse_network(row, self.owner.uid) for row in rows) if net is not None]
         self.networks = {net.name: net for net in found}
         own = {str(net.subnet) for net in found}
-        subnets = [
-            config["Subnet"]
-            for row in rows
-            for config in (row.get("IPAM") or {}).get("Config") or []
-            if config.get("Subnet") and config["Subnet"] not in own
-        ]
+        subnets = [text for row in rows for text in subnets_of(row) if text not in own]
         vetting = Vetting.of(
             permit=[str(net) for net in self.config.permit_ranges],
             host_addresses=await asyncio.to_thread(host_addresses),
@@ -176,7 +182,7 @@ class Tracker:
             inspect = await asyncio.to_thread(engine.container, ident)
             if inspect is None:
                 return
-            gone = await asyncio.to_thread(expel, engine, inspect, list(self.networks), dict(self.sessions))
+            gone = await asyncio.to_thread(expel, engine, inspect, list(self.networks), self.owner.uid)
             if gone:
                 self.strangers[ident] = gone
         except CorralError as error:
@@ -205,8 +211,7 @@ class Tracker:
         if not set(names) <= set(self.networks):
             await self._refresh_world()
         network = next((self.networks[name] for name in names if name in self.networks), None)
-        sockets = await asyncio.to_thread(socket_sources, mount_sources(inspect))
-        owner = Owner(self.owner.uid, self.owner.data_home, self.owner.ipv6, sockets)
+        owner = replace(self.owner, sockets=await self._sockets(inspect))
         try:
             session = parse_session(inspect, network, owner)
         except PolicyError as error:
@@ -215,13 +220,7 @@ class Tracker:
             return
         if self.sessions.get(ident) == session:
             return
-        twin = next(
-            (s for s in self.sessions.values() if s.address == session.address and s.container != ident), None
-        )
-        if twin is not None and not session.problems:
-            # Two declarations for one address: neither can be told from the other.
-            problem = f"address {session.address} is already {twin.name}'s"
-            session = replace(session, problems=(*session.problems, problem))
+        session = self._without_twin(session)
         self.sessions[ident] = session
         if session.problems:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
@@ -231,7 +230,44 @@ class Tracker:
             self.names.step(pins.Subscribe(ident, session.address, wishes))
         self._changed()
 
+    def _without_twin(self, session: Session) -> Session:
+        """Two declarations of one address cannot be told apart: the running one, else the first, has it."""
+        if session.problems:
+            return session
+        for twin in list(self.sessions.values()):
+            if twin.address != session.address or twin.container == session.container or twin.problems:
+                continue
+            if session.running and not twin.running:
+                problem = f"address {twin.address} is {session.name}'s, which runs"
+                self.sessions[twin.container] = replace(twin, problems=(problem,))
+                self.names.step(pins.Unsubscribe(twin.container))
+            else:
+                problem = f"address {session.address} is already {twin.name}'s"
+                return replace(session, problems=(problem,))
+        return session
+
+    async def _sockets(self, inspect: Mapping[str, Any]) -> frozenset[str]:
+        """Return the mounts that are sockets; those on a file system that does not answer count as such."""
+        sources = mount_sources(inspect)
+        looking = asyncio.get_running_loop().run_in_executor(self._stats, socket_sources, sources)
+        try:
+            return await asyncio.wait_for(looking, STAT_TIMEOUT)
+        except TimeoutError:
+            log.warning("a file system with mounts of %s does not answer", inspect.get("Name"))
+            return frozenset(sources)
+
     def _forget(self, ident: str) -> None:
         if self.sessions.pop(ident, None) is not None:
             self.names.step(pins.Unsubscribe(ident))
             self._changed()
+
+
+def subnets_of(network: Mapping[str, Any]) -> list[str]:
+    """Return a Docker network's subnets, host bits cleared; what does not parse is left out."""
+    found = []
+    for config in (network.get("IPAM") or {}).get("Config") or []:
+        try:
+            found.append(str(ip_network(str(config.get("Subnet") or ""), strict=False)))
+        except ValueError:
+            log.warning("network %s has no usable subnet: %r", network.get("Name"), config)
+    return found

@@ -34,7 +34,7 @@ class _Frozen(BaseModel):
 class Name(_Frozen):
     """One allowed name: ``host`` is a lower-case absolute DNS name without the final dot."""
 
-    host: str
+    host: Annotated[str, Field(pattern=r"^[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?$")]
     ports: Annotated[tuple[Port, ...], Field(min_length=1, strict=False)] = (443,)
     optional: bool = False
     liveness: bool = True
@@ -43,7 +43,7 @@ class Name(_Frozen):
 class HostService(_Frozen):
     """A service on the host's 127.0.0.1 that the sandbox reaches as corral-host:<port>."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     port: Port
 
 

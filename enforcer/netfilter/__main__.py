@@ -73,10 +73,14 @@ def _writer(path: Path | None) -> Writer:
     skeleton, permitted = load_config(CONFIG)
 
     def save(claims: dict[str, Claim]) -> None:
-        if path is not None:
-            partial = path.with_suffix(".new")
+        if path is None:
+            return
+        partial = path.with_suffix(".new")
+        try:
             partial.write_text(json.dumps(claiming.to_rows(claims)))
             partial.replace(path)
+        except OSError as error:
+            raise KernelError(f"the claims cannot be saved: {error}") from error
 
     claims = _read_claims(path)
     return Writer(RealKernel(), skeleton, _version(), permitted, claims, save, claiming=path is not None)

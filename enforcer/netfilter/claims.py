@@ -120,6 +120,8 @@ def vet(
         problem = source_problem(element) or refuse_destination(element, permitted)
         if problem is None and element.dst in own_addresses:
             problem = f"destination {element.dst} is an address of this host"
+        if problem is None and owner_of(claims, element.dst) is not None:
+            problem = f"destination {element.dst} is inside a sandbox"
         if problem is None:
             good_pins[element] = comment
         else:

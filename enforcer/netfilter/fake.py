@@ -77,6 +77,10 @@ class FakeKernel:
         self._call()
         return plan(skeleton, self.observe(), wanted)
 
+    def filtering(self) -> bool:
+        """See Kernel."""
+        return self.bridge_filter == (1, 1)
+
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""
         for step in todo.steps:

@@ -49,6 +49,9 @@ class Kernel(Protocol):
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """Return what differs from the skeleton; see ``plan.plan`` for ``wanted``."""
 
+    def filtering(self) -> bool:
+        """Tell whether packets between ports of one bridge meet the rules; cheap."""
+
     def carry_out(self, todo: Plan) -> None:
         """Write the steps of a plan in order; stops at the first that fails."""
 
@@ -168,6 +171,10 @@ class RealKernel:
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """See Kernel."""
         return plan(skeleton, self.observe(), wanted)
+
+    def filtering(self) -> bool:
+        """See Kernel."""
+        return self._read_filter("iptables") == 1 and self._read_filter("ip6tables") == 1
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""

@@ -140,7 +140,12 @@ def parse_elements(rows: Any, what: str) -> dict[Element, str]:
         if not isinstance(row, list) or len(row) != 5:
             raise Refused(f"{what}: an element is [src, proto, port, dst, comment]")
         src, proto, port, dst, comment = row
-        if proto not in PROTOCOLS or isinstance(port, bool) or not isinstance(port, int):
+        if (
+            not isinstance(proto, str)
+            or proto not in PROTOCOLS
+            or isinstance(port, bool)
+            or not isinstance(port, int)
+        ):
             raise Refused(f"{what}: protocol must be tcp or udp and port a number")
         if not 1 <= port <= 65535:
             raise Refused(f"{what}: port {port} is outside 1-65535")

@@ -108,7 +108,7 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
         steps.append(Step("nft", skeleton.nft_script(gateways, owners), part="backstop"))
     elif (seen.gateways, seen.owners) != (gateways, owners):
         problems.append(Problem("claims", f"the sets of table inet {TABLE} differ"))
-        steps.append(Step("nft", _fill(gateways, owners), part="backstop"))
+        steps.append(Step("nft", _fill(gateways, owners), part="claims"))
 
     for name, kind in SET_TYPES.items():
         have = seen.sets.get(name)

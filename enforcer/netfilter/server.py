@@ -27,6 +27,7 @@ CLIENTS_PER_UID = 16
 DEADLINE = 10.0  # seconds for a whole request, and for a whole answer
 SETTLE = 0.02  # a burst of kernel notifications is one audit
 AUDIT_EVERY = 30.0
+FILTER_EVERY = 1.0  # no notification tells that bridge filtering was switched off
 
 NETLINK_NETFILTER, NFNLGRP_NFTABLES, RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR = 12, 7, 1, 5
 SOL_NETLINK, NETLINK_ADD_MEMBERSHIP = 270, 1
@@ -78,6 +79,7 @@ class Server:
         self._dirty: float | None = None
         self._prune_at: float | None = None
         self._next_audit = clock() + AUDIT_EVERY
+        self._next_filter = clock() + FILTER_EVERY
         self._running = True
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -113,6 +115,10 @@ class Server:
         for sock, client in list(self._clients.items()):
             if client.deadline < now:
                 self._close(sock)
+        if now >= self._next_filter:
+            self._next_filter = now + FILTER_EVERY
+            if not self.writer.kernel.filtering() and not self.writer.unsettled:
+                self._dirty = now
         if now >= self._next_audit or (self._dirty is not None and now >= self._dirty):
             self._audit("a change by others" if self._dirty is not None else "the timer")
         elif self._prune_at is not None and now >= self._prune_at:
@@ -120,7 +126,11 @@ class Server:
 
     def _wait(self) -> float:
         now = self._clock()
-        moments = [self._next_audit, *(client.deadline for client in self._clients.values())]
+        moments = [
+            self._next_audit,
+            self._next_filter,
+            *(client.deadline for client in self._clients.values()),
+        ]
         moments += [moment for moment in (self._dirty, self._prune_at) if moment is not None]
         return max(0.0, min(moments) - now)
 
@@ -149,7 +159,8 @@ class Server:
     def _look_again(self) -> None:
         # While somebody else keeps changing the rules, requests are served in between.
         if self.writer.unsettled:
-            self._dirty = self._clock() + self.writer.delay
+            due = self._clock() + self.writer.delay
+            self._dirty = due if self._dirty is None else min(self._dirty, due)
 
     def _prune(self) -> None:
         self._prune_at = None

@@ -73,6 +73,15 @@ class Writer:
         wanted = (self._gateways(), self._owners()) if self.claiming else None
         return self.kernel.audit(self.skeleton, wanted)
 
+    def look(self) -> Plan:
+        """Bring the table's two sets up to the claims (nobody else writes them); return what else differs."""
+        todo = self.audit()
+        own = tuple(step for step in todo.steps if step.part == "claims")
+        if own:
+            self.kernel.carry_out(Plan((), own))
+            todo = self.audit()
+        return todo
+
     def mend(self, why: str) -> tuple[Problem, ...]:
         """Look once, write what is missing, and return the problems that remain.
 
@@ -87,7 +96,7 @@ class Writer:
             what = f"the rules could not be mended in {tries} tries: {self._failure}"
             raise GiveUp(f"{what}\nsent:\n{self._sent}")
         try:
-            todo = self.audit()
+            todo = self.look()
             # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
             if not todo.steps or (self.unsettled and all(step.kind == "sysctl" for step in todo.steps)):
                 self._settled(why)
@@ -98,7 +107,7 @@ class Writer:
             self._sent = "\n".join(step.text for step in todo.steps)
             self._failure = "they differ again each time"
             self.kernel.carry_out(todo)
-            self._mended += [p.text for p in todo.problems if p.healable and p.part != "claims"]
+            self._mended += [problem.text for problem in todo.problems if problem.healable]
             return self.audit().problems
         except KernelError as error:
             self.unsettled = tries + 1
@@ -173,20 +182,28 @@ class Writer:
         self.claims, refused = claiming.admit(self.claims, self.kernel.links(), uid, request.sandboxes)
         self.save(self.claims)
         self.prune()
-        problems = self.mend("a change of claims")
+        # A repair under way has a time for its next step: requests neither spend its tries nor put it off.
+        problems = self.look().problems if self.unsettled else self.mend("a change of claims")
         pins, host, more = claiming.vet(
             self.claims, uid, request.pins, request.host, self.permitted, self.kernel.host_addresses()
         )
-        blocking = [problem.text for problem in problems if problem.part != "hook"]
-        if blocking:
-            # Nothing is granted under rules that do not stand.
-            pins, host = {}, {}
-            more += [f"nothing granted: {text}" for text in blocking]
+        standing = [problem for problem in problems if problem.part != "hook"]
+        if standing:
+            more += [f"nothing new is granted: {problem.text}" for problem in standing]
+            # A repair under way takes nothing away that is still wanted (the backstop holds meanwhile); what
+            # cannot be mended, or opens a bridge to itself, does.
+            unsafe = any(not problem.healable or problem.part == "bridge-filter" for problem in standing)
+            pins = {} if unsafe else self._held_of(PINS, uid, pins)
+            host = {} if unsafe else self._held_of(HOST, uid, host)
         self._sync(PINS, uid, pins)
         self._sync(HOST, uid, host)
         sources = {element.src for element in (*pins, *host)}
         self.kernel.watch(sources, [src for src in self._watched(uid) if src not in sources])
         return self.read(uid, problems) | {"refused": refused + more}
+
+    def _held_of(self, name: str, uid: int, wanted: dict[Element, str]) -> dict[Element, str]:
+        held = self._mine(name, uid)
+        return {element: text for element, text in wanted.items() if element in held}
 
     def _watched(self, uid: int) -> list[str]:
         found = []
@@ -229,4 +246,10 @@ class Writer:
         except KernelError as error:
             log.error("request of uid %d failed: %s", uid, error)
             answer = {"ok": False, "error": str(error)}
+        except GiveUp:
+            raise
+        except Exception as error:
+            # Whoever may ask must not be able to end the process that keeps the rules.
+            log.exception("request of uid %d failed", uid)
+            answer = {"ok": False, "error": f"internal error: {type(error).__name__}"}
         return {"v": PROTOCOL_VERSION, "version": self.version, **answer}

@@ -324,6 +324,7 @@ def test_a_failure_at_any_call_never_leaves_more_than_was_asked(position: int) -
     world.kernel.fail_at = None
     assert PINS in world.kernel.sets
     assert set(world.kernel.entries(PINS)) <= {PIN}
+    of.heal("the next turn")
     answer = apply(of, 1000, [SANDBOX], [PIN, OTHER])
     assert {tuple(row[:4]) for row in answer["pins"]} == {tuple(PIN.row()), tuple(OTHER.row())}
     assert steps_for(of) == ()

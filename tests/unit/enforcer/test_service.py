@@ -22,7 +22,7 @@ from enforcer.sessions import MASKED, Owner
 from enforcer.writerclient import Entry, Held
 from policy.container import SessionSpec, create_body, network_body
 from policy.declaration import Declaration, HostService, Name
-from policy.errors import EnforcerError, NotReadyError
+from policy.errors import EnforcerError, EngineError, NotReadyError
 from policy.identity import Sandbox, StatePaths
 
 UID = 1000
@@ -42,9 +42,10 @@ class FakeWriter:
         self.host: dict[tuple[Any, ...], str] = {}
         self.applies: list[dict[tuple[Any, ...], str]] = []
         self.broken = False
+        self.packets = 0
 
     def _held(self) -> Held:
-        pins = tuple(Entry(*row, 3600, 0, text) for row, text in self.pins.items())
+        pins = tuple(Entry(*row, 3600, self.packets, text) for row, text in self.pins.items())
         host = tuple(Entry(*row, 3600, 0, text) for row, text in self.host.items())
         return Held("test", pins, host, {}, (), ())
 
@@ -72,15 +73,18 @@ class FakeEngine:
         self.inspects: dict[str, dict[str, Any]] = {}
         self.queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self.disconnected: list[tuple[str, str]] = []
+        self.broken: set[str] = set()
         self.listing = threading.Event()
         self.listing.set()
 
-    def containers(self, uid: int) -> list[dict[str, Any]]:
+    def identifiers(self, uid: int) -> list[str]:
         assert uid == UID
         assert self.listing.wait(10)
-        return list(self.inspects.values())
+        return list(self.inspects)
 
     def container(self, ident: str) -> dict[str, Any] | None:
+        if ident in self.broken:
+            raise EngineError("Docker: no answer for this container")
         return self.inspects.get(ident)
 
     def networks(self) -> list[dict[str, Any]]:
@@ -121,6 +125,7 @@ class World:
         self.socket = tmp_path / "run" / "enforcer.sock"
         self.engine, self.writer = FakeEngine(), FakeWriter()
         self.answers: dict[str, tuple[str, ...]] = {"api.example.com": ("198.18.0.1", "93.184.216.34")}
+        self.service: Service
         self.gate = asyncio.Event()
         self.gate.set()
         self.client = Client(self.socket, timeout=10)
@@ -172,9 +177,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World
         before(world)
 
         async def main() -> None:
-            owner = Owner(UID, world.data, ipv6=True)
+            owner = Owner(UID, UID, world.data, ipv6=True)
             config = Config(timers=Timers(reconcile=3600, renew=1500))
             made = Service(config, owner, world.writer, lambda: world.engine)  # type: ignore[arg-type]
+            world.service = made
             made.names._resolver.resolve = world.resolve  # type: ignore[method-assign]
             stop = asyncio.Event()
             task = asyncio.create_task(made.run(world.socket, stop))
@@ -401,6 +407,122 @@ def test_a_stranger_is_taken_off_the_network_and_reported(play: Callable[..., Wo
             raise AssertionError("still reported")
 
     play(acts)
+
+
+def test_a_restart_of_a_sandbox_is_no_stranger(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        world.engine.send("die", "c1")
+        await eventually(lambda: not world.writer.pins)
+        world.engine.inspects["c1"]["State"] = {"Status": "exited", "Running": False}
+        connect = {"ID": "n", "Attributes": {"container": "c1"}}
+        world.engine.queue.put({"Type": "network", "Action": "connect", "Actor": connect})
+        world.engine.inspects["c1"]["State"] = {"Status": "running", "Running": True}
+        world.engine.inspects["c1"]["NetworkSettings"]["Networks"][SANDBOX.network]["IPAddress"] = (
+            "172.16.0.2"
+        )
+        world.engine.send("start", "c1")
+        await eventually(lambda: set(world.writer.pins) == {PIN})
+        assert world.engine.disconnected == []
+
+    play(acts)
+
+
+def test_a_declared_container_with_a_live_resolver_is_taken_off(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001", Dns=[])
+        connect = {"ID": "n", "Attributes": {"container": "c1"}}
+        world.engine.queue.put({"Type": "network", "Action": "connect", "Actor": connect})
+        await eventually(lambda: world.engine.disconnected == [(SANDBOX.network, "c1")])
+
+    play(acts)
+
+
+def test_one_container_that_docker_cannot_show_hides_no_other(play: Callable[..., World]) -> None:
+    def before(world: World) -> None:
+        world.container("c0", "00000000", "172.16.0.9")
+        world.container("c1", "00000001")
+        world.engine.broken.add("c0")
+
+    async def acts(world: World) -> None:
+        await ask(world.client.await_ready, "c1")
+        assert set(world.writer.pins) == {PIN}
+
+    play(acts, before)
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        ("/tmp/x", "/usr/local/bin/corral-entrypoint"),
+        ("/tmp/x", "/usr"),
+        ("/tmp/x", "/etc/x"),
+        ("/tmp/x", "/"),
+        ("/run", "/home/agent/run"),
+        ("/var/run", "/x"),
+        ("/", "/host"),
+    ],
+    ids=lambda mount: mount[1],
+)
+def test_a_mount_that_covers_the_guards_or_holds_the_engines_socket_gets_nothing(
+    play: Callable[..., World], mount: tuple[str, str]
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        body = {
+            "Type": "bind",
+            "Source": mount[0],
+            "Target": mount[1],
+            "BindOptions": {"Propagation": "rprivate"},
+        }
+        world.engine.inspects["c1"]["HostConfig"]["Mounts"].append(body)
+        with pytest.raises(NotReadyError, match="mount"):
+            await ask(world.client.await_ready, "c1")
+        assert not world.writer.pins
+
+    play(acts)
+
+
+def test_an_endpoint_with_more_addresses_or_another_group_gets_nothing(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        endpoint = world.engine.inspects["c1"]["NetworkSettings"]["Networks"][SANDBOX.network]
+        endpoint["IPAMConfig"]["IPv6Address"] = "2001:db8::1"
+        with pytest.raises(NotReadyError, match="more addresses"):
+            await ask(world.client.await_ready, "c1")
+        world.container("c2", "00000002", "172.16.0.3")
+        world.engine.inspects["c2"]["Config"]["User"] = f"{UID}:0"
+        with pytest.raises(NotReadyError, match="runs as user"):
+            await ask(world.client.await_ready, "c2")
+
+    play(acts)
+
+
+def test_asking_for_the_status_does_not_hide_that_an_address_is_in_use(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        applied = len(world.writer.applies)
+        world.writer.packets = 5
+        await ask(world.client.status)
+        seen: list[Any] = []
+        step = world.service.names.step
+        world.service.names.step = lambda event: (seen.append(event), step(event))[1]  # type: ignore[assignment]
+        world.container("c2", "00000002", "172.16.0.3")
+        await ask(world.client.await_ready, "c2")
+        assert len(world.writer.applies) > applied
+        assert any(type(event).__name__ == "InUse" and event.address == PIN[3] for event in seen)
+
+    play(acts)
+
+
+def test_a_network_with_host_bits_in_its_subnet_is_read() -> None:
+    from enforcer.tracker import subnets_of
+
+    config = [{"Subnet": "172.18.0.5/16"}, {"Subnet": ""}, {}, {"Subnet": "x"}, {"Subnet": "fd00::1/64"}]
+    assert subnets_of({"IPAM": {"Config": config}}) == ["172.18.0.0/16", "fd00::/64"]
+    assert subnets_of({"IPAM": None}) == []
 
 
 def test_a_sandbox_that_was_connected_elsewhere_is_taken_back(play: Callable[..., World]) -> None:

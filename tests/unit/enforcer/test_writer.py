@@ -80,7 +80,85 @@ def test_nothing_is_granted_while_the_rules_do_not_hold() -> None:
     kernel.tables[(4, "filter")][DOCKER_USER].clear()
     answer = of.handle(1000, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
     assert answer["pins"] == []
-    assert any(text.startswith("nothing granted") for text in answer["refused"])
+    assert any(text.startswith("nothing new is granted") for text in answer["refused"])
+    assert kernel.entries(PINS) == {}
+
+
+def granted() -> tuple[FakeKernel, Writer]:
+    kernel = FakeKernel()
+    kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
+    of = writer(kernel)
+    of.heal("the start")
+    assert apply(of)["pins"]
+    of.heal("the turn")
+    return kernel, of
+
+
+def apply(of: Writer, *pins: list[Any]) -> dict[str, Any]:
+    body = {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": list(pins) or [PIN], "host": []}
+    return of.handle(1000, body)
+
+
+@pytest.mark.parametrize("position", range(1, 16))
+def test_a_passing_failure_takes_nothing_away_that_is_still_wanted(position: int) -> None:
+    kernel, of = granted()
+    kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    kernel.fail_at = kernel.calls + position
+    apply(of)
+    kernel.fail_at = None
+    assert len(kernel.entries(PINS)) == 1
+
+
+def test_a_foreign_rule_that_comes_back_takes_nothing_away_and_lets_nothing_be_added() -> None:
+    kernel, of = granted()
+    kernel.__class__ = Vandal
+    kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    other = ["192.0.2.2", "tcp", 443, "203.0.113.11", ""]
+    answer = apply(of, PIN, other)
+    assert [row[3] for row in answer["pins"]] == ["203.0.113.10"]
+    assert apply(of, other)["pins"] == []
+
+
+def test_switching_bridge_filtering_off_for_good_takes_everything_away() -> None:
+    kernel, of = granted()
+    kernel.bridge_filter, kernel.bridge_filter_stuck = (0, 0), True
+    assert apply(of)["pins"] == []
+    assert kernel.entries(PINS) == {}
+
+
+def test_requests_do_not_spend_the_tries_of_a_repair() -> None:
+    kernel, of = granted()
+    kernel.__class__ = Vandal
+    kernel.tables[(4, "filter")][DOCKER_USER].clear()
+    for _ in range(3 * HEAL_TRIES):
+        assert apply(of)["ok"]
+    assert of.unsettled == 1
+
+
+@pytest.mark.parametrize("proto", [["tcp"], {"tcp": 1}, None, 6, 1.5])
+def test_no_request_ends_the_writer(proto: object) -> None:
+    _, of = granted()
+    assert apply(of, ["192.0.2.2", proto, 443, "203.0.113.10", ""])["ok"] is False
+
+
+def test_an_unexpected_error_is_an_answer() -> None:
+    _, of = granted()
+
+    def broken(_claims: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    of.save = broken
+    answer = apply(of)
+    assert (answer["ok"], answer["error"]) == (False, "internal error: RuntimeError")
+
+
+def test_a_pin_never_leads_into_a_sandbox_even_where_root_permits_the_range() -> None:
+    from ipaddress import IPv4Network
+
+    kernel, of = granted()
+    of.permitted = (IPv4Network("192.0.2.0/24"),)
+    answer = apply(of, ["192.0.2.2", "tcp", 443, "192.0.2.9", ""])
+    assert answer["refused"] == ["destination 192.0.2.9 is inside a sandbox"]
     assert kernel.entries(PINS) == {}
 
 
