@@ -19,6 +19,10 @@ from policy.errors import EngineError
 
 PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
 MISSING = 127
+# What leads Docker's CLI away from the engine that it is told of.
+_DETOURS = frozenset(
+    {"BUILDX_BUILDER", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS", "DOCKER_TLS_VERIFY"}
+)
 _STEP = re.compile(r"^The command '.*' (?=returned )", re.DOTALL)
 
 
@@ -61,6 +65,7 @@ def build(
     directory: Path,
     log: Path,
     api: ImageApi,
+    engine: str,
     runner: Runner,
     environ: Mapping[str, str],
     proxies: Mapping[str, str] | None = None,
@@ -75,8 +80,9 @@ def build(
         directory: the build context, replaced as a whole.
         log: where everything the build prints is kept; its directory exists.
         api: docker-py's ``client.api``.
+        engine: address of the engine that ``api`` talks to, e.g. ``unix:///var/run/docker.sock``.
         runner: runs ``docker``.
-        environ: environment of the ``docker`` command; must lead to the same engine as ``api`` does.
+        environ: environment of the ``docker`` command; what it says about engines has no effect.
         proxies: http_proxy, https_proxy, no_proxy; an empty value means none.
         progress: gets each line the build prints.
         force: build although the inputs are the same.
@@ -93,6 +99,7 @@ def build(
     if present and not force and _label(present) == inputs:
         return Built(present["Id"], inputs, None)
     arguments = both_cases(proxies or {})
+    environ = cli_environment(environ, engine)
     buildkit = uses_buildkit(environ, runner)
     with BuildLog(log, arguments.values(), progress) as record:
         if buildkit:
@@ -105,9 +112,15 @@ def build(
     if made is None or _label(made) != inputs:
         raise EngineError(
             f"the build ended well, but the engine has no image {tag} made from it",
-            "the docker command and corral talk to different engines; look at: docker context ls",
+            "look at the builder of the docker command: docker buildx inspect",
         )
     return Built(made["Id"], inputs, "buildkit" if buildkit else "classic")
+
+
+def cli_environment(environ: Mapping[str, str], engine: str) -> dict[str, str]:
+    """Return the environment with which the ``docker`` command talks to ``engine``, whatever its context."""
+    kept = {name: value for name, value in environ.items() if name not in _DETOURS}
+    return {**kept, "DOCKER_HOST": engine}
 
 
 def uses_buildkit(environ: Mapping[str, str], runner: Runner) -> bool:
@@ -137,11 +150,14 @@ def _with_cli(
     record: BuildLog,
 ) -> str | None:
     """Build with BuildKit; return why it failed."""
-    argv = ["docker", "build", "--progress", "plain", "--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}"]
+    # The plugin by its own name: where it is not the default, `docker build` does not know --load, without
+    # which a builder in a container keeps the image to itself.
+    argv = ["docker", "buildx", "build", "--load", "--progress", "plain"]
+    argv += ["--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}"]
     for name in sorted(arguments):
         argv += ["--build-arg", name]
-    code = runner.run((*argv, str(directory)), {**environ, **arguments, "DOCKER_BUILDKIT": "1"}, record.line)
-    return None if code == 0 else f"docker build ended with exit code {code}"
+    code = runner.run((*argv, str(directory)), {**environ, **arguments}, record.line)
+    return None if code == 0 else f"docker buildx build ended with exit code {code}"
 
 
 def _with_api(

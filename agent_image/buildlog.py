@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 Progress = Callable[[str], None]
 
@@ -116,17 +117,25 @@ def hint_for(lines: Sequence[str], otherwise: str) -> str:
 
 def _hider(proxies: Iterable[str]) -> Callable[[str], str]:
     """Return a function that blots out the logins of proxies, which tools like to print when they fail."""
-    logins = set()
+    secrets: set[str] = set()
     for address in proxies:
         with contextlib.suppress(ValueError):
             login, at, _ = urlsplit(address).netloc.rpartition("@")
             if at:
-                logins.update({login, login.partition(":")[2]} - {""})
-    longest_first = sorted(logins, key=len, reverse=True)
+                secrets |= _forms(login)
+    if not secrets:
+        return lambda text: text
+    longest_first = sorted(secrets, key=len, reverse=True)
+    # Whatever the case: %2f is %2F.
+    known = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
+    return lambda text: known.sub("***", text)
 
-    def hide(text: str) -> str:
-        for login in longest_first:
-            text = text.replace(login, "***")
-        return text
 
-    return hide
+def _forms(login: str) -> set[str]:
+    """Return a login and what is secret of it: as given, decoded, encoded anew, and as in a header."""
+    user, _, password = login.partition(":")
+    decoded = f"{unquote(user)}:{unquote(password)}"
+    forms = {login, unquote(login), base64.b64encode(decoded.encode()).decode()}
+    for secret in (login, password or user):
+        forms |= {secret, unquote(secret), quote(unquote(secret), safe=""), quote(unquote(secret), safe=":")}
+    return forms - {""}

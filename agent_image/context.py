@@ -20,7 +20,6 @@ import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from agent_image.archive import executable
@@ -59,7 +58,7 @@ def files(spec: ImageSpec) -> tuple[ContextFile, ...]:
         name = hashlib.sha256(pem).hexdigest()[:16]
         found.append(ContextFile(f"certificates/corral-{name}.crt", pem))
     baked = {
-        ENTRYPOINT: (_packaged("entrypoint.py"), 0o755),
+        ENTRYPOINT: (executable("entrypoint"), 0o755),
         CHECKER: (executable("verify"), 0o755),
         "/etc/host.conf": (HOST_CONF, 0o644),
     }
@@ -140,10 +139,6 @@ def _canonical(block: str) -> bytes:
     except (ValueError, ssl.SSLError) as error:
         raise PolicyError(f"a CA certificate cannot be decoded: {error}", "export it as PEM again") from error
     return ssl.DER_cert_to_PEM_cert(der).encode()
-
-
-def _packaged(name: str) -> bytes:
-    return resources.files("agent_image.files").joinpath(name).read_bytes()
 
 
 def _is_ours(directory: Path) -> bool:

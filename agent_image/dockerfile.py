@@ -17,6 +17,8 @@ CHECKER = "/usr/local/bin/corral-verify"
 CERTIFICATES = "/usr/local/share/ca-certificates/corral"
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 APT = "apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0"
+# An archive that cannot be reached is a mere warning to apt, and the image would be built from what is left.
+UPDATE = "-o APT::Update::Error-Mode=any update"
 
 # Capabilities of files are extended attributes; the tools for them are not in a plain Debian.
 UNCAP = (
@@ -83,7 +85,7 @@ def _install(spec: ImageSpec, packages: str, options: str = "") -> list[str]:
     apt = APT + options + "".join(f" -o {name}={value}" for name, value in spec.apt_options)
     return [
         "export DEBIAN_FRONTEND=noninteractive",
-        f"{apt} update",
+        f"{apt} {UPDATE}",
         f"{apt} install -y --no-install-recommends {packages}",
     ]
 

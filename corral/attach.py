@@ -14,13 +14,15 @@ import selectors
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from corral import terminal
+from corral import ending, oserrors, terminal
+from corral.ending import Ending
 from corral.frames import STDERR, STDOUT, FrameDecoder
-from policy.errors import EngineError
+from policy.errors import CorralError, EngineError
 
 CHUNK = 65536
 # A pipe that poll() calls writable takes this much without blocking.
@@ -63,6 +65,7 @@ class Streams:
 class _Output:
     """Bytes on their way to a descriptor; after its reader went away they are dropped."""
 
+    name: str
     descriptor: int
     pending: bytes = b""
     broken: bool = False
@@ -92,8 +95,13 @@ def attach(
     streams: Streams = Streams(),
     tty: bool,
     handle: Handle = signal.signal,
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Start the container, move bytes until it has ended, return its exit code.
+
+    A signal that comes before the container has started ends it, and the result is 128 + its number. When
+    the terminal goes away, the container is told (SIGHUP), asked (SIGTERM) and at last killed: there is no
+    way back into it.
 
     Args:
         container: created, not started.
@@ -101,17 +109,18 @@ def attach(
         streams: where input comes from and output goes.
         tty: whether the container has a terminal; then ``streams.stdin`` is one too.
         handle: ``signal.signal``.
+        clock: seconds, monotonic.
 
     Raises:
         EngineError: the engine went away.
+        CorralError: the output could not be written; the container was ended.
     """
     with contextlib.ExitStack() as stack:
-        loop = _Loop(container, connection, streams, tty)
+        loop = _Loop(container, connection, streams, tty, clock)
         stack.callback(loop.close)
         stack.enter_context(_signals(loop.signalled, loop.exit.wake, tty, handle))
         if tty and streams.stdin is not None:
             stack.enter_context(terminal.raw(streams.stdin))
-        container.start()
         return loop.run()
 
 
@@ -139,17 +148,31 @@ def _signals(notify: Callable[[int], None], wake: int, tty: bool, handle: Handle
 
 
 class _Loop:
-    def __init__(self, container: Container, connection: socket.socket, streams: Streams, tty: bool) -> None:
+    def __init__(
+        self,
+        container: Container,
+        connection: socket.socket,
+        streams: Streams,
+        tty: bool,
+        clock: Callable[[], float],
+    ) -> None:
         self.container = container
         self.connection = connection
         self.tty = tty
         self.stdin = streams.stdin
-        self.outputs = {STDOUT: _Output(streams.stdout), STDERR: _Output(streams.stderr)}
+        self.outputs = {
+            STDOUT: _Output("stdout", streams.stdout),
+            STDERR: _Output("stderr", streams.stderr),
+        }
         self.input = _Input(ended=streams.stdin is None)
         self.decoder = FrameDecoder()
         self.open = True  # the engine has not closed the stream
         self.exit = _Exit()
         self.received: list[int] = []
+        self.ending = Ending(clock)
+        self.hung_up = False
+        self.waiting = False
+        self.unwritten: CorralError | None = None
         # Docker takes a size only once the terminal is there, a moment after start; until then, try again.
         self.size_tries = RESIZE_TRIES if tty else 0
         self.wake_read, self.exit.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -158,7 +181,7 @@ class _Loop:
     def close(self) -> None:
         # The waiting thread may still be about to write into the pipe; the write end stays with it.
         os.close(self.wake_read)
-        if self.exit.done.is_set():
+        if self.exit.done.is_set() or not self.waiting:
             os.close(self.exit.wake)
 
     def signalled(self, number: int) -> None:
@@ -170,16 +193,38 @@ class _Loop:
             os.write(self.exit.wake, b"x")
 
     def run(self) -> int:
+        early = self._interrupted()
+        if early is None:
+            self.container.start()
+            early = self._interrupted()
+            if early is not None:
+                # The program may not be there yet to hear it, so it is not only asked.
+                self._woken()
+                self.ending.plan(ending.INTERRUPTED_START)
+            self._move()
+        if self.exit.error is not None:
+            raise self.exit.error
+        if self.unwritten is not None:
+            raise self.unwritten
+        if early is not None:
+            return 128 + early
+        if self.exit.code is None:
+            raise EngineError("the container's end was not reported")
+        return self.exit.code
+
+    def _interrupted(self) -> int | None:
+        """Return the first signal that came so far and asks for an end."""
+        return next((number for number in self.received if number in FORWARDED), None)
+
+    def _move(self) -> None:
+        self.waiting = True
         threading.Thread(target=self._wait, daemon=True).start()
         while not self._finished():
             if self.size_tries:
                 self.size_tries = 0 if self._resize() else self.size_tries - 1
+            for name in self.ending.due():
+                self._send(name)
             self._turn(self._patience())
-        if self.exit.error is not None:
-            raise self.exit.error
-        if self.exit.code is None:
-            raise EngineError("the container's end was not reported")
-        return self.exit.code
 
     def _wait(self) -> None:
         try:
@@ -196,13 +241,14 @@ class _Loop:
 
     def _patience(self) -> float | None:
         """Return how long to wait for something to happen (seconds), None for as long as it takes."""
-        if self.size_tries:
-            return RESIZE_PAUSE
-        waiting_for_reader = any(output.pending for output in self.outputs.values())
-        return DRAIN if self.exit.done.is_set() and not waiting_for_reader else None
+        if self.exit.done.is_set():
+            return None if any(output.pending for output in self.outputs.values()) else DRAIN
+        waits = [self.ending.wait(), RESIZE_PAUSE if self.size_tries else None]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _turn(self, timeout: float | None) -> None:
         """Wait until something can be done and do it."""
+        ended = self.exit.done.is_set()
         with selectors.PollSelector() as selector:
             selector.register(self.wake_read, selectors.EVENT_READ, self._woken)
             for output in self._writable():
@@ -215,7 +261,7 @@ class _Loop:
             if self.stdin is not None and not self.input.ended and not self.input.pending:
                 selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
             ready = selector.select(timeout)
-            if not ready and timeout == DRAIN:
+            if not ready and ended and timeout is not None:
                 # The container is gone and its stream stays silent: the engine forgot to close it.
                 self._end_of_output()
             for key, mask in ready:
@@ -248,10 +294,22 @@ class _Loop:
     def _forward(self, number: int) -> None:
         if number == signal.SIGWINCH:
             self._resize()
+        elif number == signal.SIGHUP:
+            self._hang_up()
         else:
-            # The container may have ended this very moment.
-            with contextlib.suppress(EngineError):
-                self.container.kill(signal.Signals(number).name)
+            self._send(signal.Signals(number).name)
+
+    def _send(self, name: str) -> None:
+        # The container may have ended this very moment.
+        with contextlib.suppress(EngineError):
+            self.container.kill(name)
+
+    def _hang_up(self) -> None:
+        """The terminal is gone, and nobody can come back to the session."""
+        if not self.hung_up:
+            self.hung_up = True
+            self._send("SIGHUP")
+            self.ending.plan(ending.HANG_UP)
 
     def _socket_ready(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -289,10 +347,15 @@ class _Loop:
         output.pending = output.pending[written:]
 
     def _broken(self, output: _Output, error: OSError) -> None:
-        """The reader went away: nobody wants the rest, so the container is asked to end."""
+        """Nobody gets the rest, so the container is made to end."""
         output.pending, output.broken = b"", True
-        if error.errno in {errno.EPIPE, errno.EIO}:
-            self._forward(signal.SIGTERM)
+        if error.errno == errno.EIO:
+            self._hang_up()
+            return
+        if error.errno != errno.EPIPE:
+            self.unwritten = self.unwritten or oserrors.unwritten(output.name, error)
+        self._send("SIGTERM")
+        self.ending.plan(ending.ASKED)
 
     def _read_stdin(self) -> None:
         assert self.stdin is not None  # noqa: S101 - registered only then
@@ -301,11 +364,13 @@ class _Loop:
         except BlockingIOError:
             return
         except OSError:
-            # EIO: the terminal hung up.
             data = b""
         if data:
             self.input.pending = data
             return
+        if self.tty:
+            # A raw terminal has no end of input but this one.
+            self._hang_up()
         self.input.ended = True
         self._half_close()
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from corral import state
 from corral.context import Invocation
-from corral.engine import errors
+from corral.engine import base_url, errors
 from policy.errors import PolicyError
 from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge
 from policy.loader import LoadedPolicy
+from policy.urls import is_loopback, redact
 
 if TYPE_CHECKING:
     from agent_image.builder import Built, ImageApi
@@ -84,6 +86,17 @@ def build_proxies(host: BuildEnvironment) -> Proxies:
     )
 
 
+def unreachable_proxies(proxies: Proxies) -> list[str]:
+    """Return warnings about proxies that are the build's own loopback once the build asks them."""
+    return [
+        f"the build cannot use the {name} proxy {redact(url)}: it is on this host's loopback, which a build "
+        f"does not reach; let it listen on an address that containers reach and set build.proxy.{name} to "
+        f"that, or set build.proxy.{name} to '' to build without it"
+        for name, url in (("http", proxies.http), ("https", proxies.https))
+        if url and is_loopback(url)
+    ]
+
+
 def read_certificates(files: Iterable[str]) -> list[bytes]:
     """Return the certificates of PEM files, without whatever else is in them.
 
@@ -129,14 +142,17 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
         certificates=read_certificates(host.ca_files),
     )
     paths = invocation.paths
-    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state.remember_project(paths, loaded.project)
+    proxies = build_proxies(host)
     announced = False
 
     def progress(line: str) -> None:
         nonlocal announced
         if not announced:
             announced = True
-            console.say(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
+            console.tell(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
+            for warning in unreachable_proxies(proxies):
+                console.warn(warning)
         console.detail(line)
 
     with console.step("image", minor=True):
@@ -146,9 +162,10 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             directory=paths.build,
             log=paths.root / "build.log",
             api=cast("ImageApi", invocation.api),
+            engine=base_url(user.environ),
             runner=SubprocessRunner(),
             environ=user.environ,
-            proxies=build_proxies(host).variables(),
+            proxies=proxies.variables(),
             progress=progress,
             force=force,
         )

@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from policy.container import HOST_ALIAS
+from policy.container import HOME, HOST_ALIAS
 from policy.declaration import Declaration
-from policy.errors import CorralError
 from policy.loader import LoadedPolicy
 
 Status = Literal["ok", "fail", "skip"]
@@ -21,7 +20,11 @@ Row = tuple[str, str, int, str]
 
 # Documentation addresses: routed like any other, and nobody's.
 PROBES = ("192.0.2.1", "198.51.100.1", "203.0.113.1", "192.0.2.254", "198.51.100.254", "203.0.113.254")
+# No configuration can permit this one.
+RESERVED = "240.0.0.1"
 PROBE_PORT = 443
+GATE = "gate"
+GATE_ERROR = "corral-firewall: ERROR: "
 SCHEMA = 1
 
 
@@ -83,26 +86,15 @@ def exit_code(checks: Sequence[Check]) -> int:
     return 0 if passed and not failed else 1
 
 
-def probe_address(permitted: Iterable[str], allowed: Iterable[str]) -> str:
-    """Return an address that no policy allows.
+def probe_address(permitted: Iterable[IPv4Network | IPv6Network]) -> str:
+    """Return an address that no policy can ever allow.
 
     Args:
         permitted: ranges that the service configuration opens for names.
-        allowed: addresses that some sandbox may reach at this moment.
-
-    Raises:
-        CorralError: every candidate is taken.
     """
-    ranges = [ip_network(text) for text in permitted]
-    held = set(allowed)
-    free = [address for address in PROBES if address not in held]
-    outside = [address for address in free if not any(ip_address(address) in network for network in ranges)]
-    for address in (*outside, *free):
-        return address
-    raise CorralError(
-        "there is no address left to probe: every candidate is allowed for some sandbox",
-        "remove documentation addresses from permit_ranges in ~/.config/corral/enforcer.toml",
-    )
+    ranges = list(permitted)
+    outside = [address for address in PROBES if not any(ip_address(address) in network for network in ranges)]
+    return next(iter(outside), RESERVED)
 
 
 def resolvers(resolv_confs: Iterable[str], configured: Iterable[str]) -> list[str]:
@@ -156,6 +148,7 @@ def expectations(
         "mounts_rw": [mount.target for mount in loaded.mounts if not mount.read_only],
         "mounts_ro": [mount.target for mount in loaded.mounts if mount.read_only],
         "state": [profile.state_path(directory) for directory in profile.state_dirs],
+        "shadows": [f"{HOME}/{part}" for part in profile.shadow],
         "host_services": sorted({service.port for service in loaded.declaration.host_services}),
         "gateway": gateway,
         "probe": {"address": probe, "port": PROBE_PORT},
@@ -183,11 +176,21 @@ def parse_checker(stdout: str, stderr: str, code: int, session: str = "") -> lis
             )
             continue
         found.append(Check(name, status, detail, session))
+    refused = gate_problems(stderr)
+    if refused and not found:
+        # The checker was never started, and the gate has said why.
+        return [Check(GATE, "fail", problem, session) for problem in refused]
     failed = any(check.status == "fail" for check in found)
     if not found or code not in {0, 1} or (code == 1) != failed:
         last = (stderr.strip().splitlines() or ["it printed nothing"])[-1]
         found.append(Check("checker", "fail", f"ended with exit code {code}: {last[:200]}", session))
     return found
+
+
+def gate_problems(stderr: str) -> list[str]:
+    """Return what the gate of a container said was wrong."""
+    lines = (line.rstrip() for line in stderr.splitlines())
+    return [line.removeprefix(GATE_ERROR) for line in lines if line.startswith(GATE_ERROR)]
 
 
 def parse_hosts(text: str) -> dict[str, list[str]]:

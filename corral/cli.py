@@ -13,12 +13,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,24 +29,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not worth importing anything for.
         from corral import __version__
 
-        sys.stdout.write(f"corral {__version__}\n")
-        return 0
+        return _flushed(0, f"corral {__version__}\n")
     for stream in (sys.stdout, sys.stderr):
         # A path may hold what the terminal's encoding cannot.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         _end_on_signals()
-        return _guarded(arguments)
+        return _flushed(_guarded(arguments))
     except KeyboardInterrupt:
         # While something was still being imported.
         return 128 + signal.SIGINT
+
+
+def _flushed(code: int, text: str = "") -> int:
+    """Write what is left, while a failure can still be told: at exit Python would make it code 120."""
+    lost = _lost(sys.stdout, text)
+    if lost is not None and code == 0:
+        if not isinstance(lost, BrokenPipeError):
+            from corral.oserrors import unwritten
+
+            _say(unwritten("stdout", lost).render())
+        code = 1
+    _lost(sys.stderr)
+    return code
+
+
+def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
+    """Write and flush; return why a stream cannot be written, after which nothing more is tried."""
+    if stream is None:
+        return None
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        return error
+    except ValueError:
+        return None
+    return None
 
 
 def _guarded(arguments: list[str]) -> int:
     import typer
 
     from corral.commands import app, verbose
+    from corral.oserrors import DISK, translate, unwritten
     from policy.errors import CorralError
 
     try:
@@ -58,7 +90,9 @@ def _guarded(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        _say(f"corral: {error}")
+        # Files are named where they are written (oserrors.naming); what has no name is our own output.
+        nameless = error.filename is None and error.errno in DISK
+        _say((unwritten("stdout", error) if nameless else translate(error)).render())
         if verbose():
             _say(traceback.format_exc().rstrip())
         return 1

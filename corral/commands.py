@@ -12,6 +12,7 @@ import typer
 
 from corral import __version__
 from corral.console import Console, wants_colour
+from corral.oserrors import naming
 
 if TYPE_CHECKING:
     from corral.context import Invocation
@@ -67,8 +68,16 @@ def _finish(action: Callable[[], int | None]) -> None:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    from corral.oserrors import unwritten
+
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Somebody has read enough.
+        raise
+    except OSError as error:
+        raise unwritten("stdout", error) from error
 
 
 def _version(wanted: bool) -> None:
@@ -132,7 +141,10 @@ def build(
     def action() -> None:
         from corral.build import build as do_build
 
-        _print(do_build(_invocation(), force=force))
+        invocation = _invocation()
+        with naming(invocation.data):
+            built = do_build(invocation, force=force)
+        _print(built)
 
     _finish(action)
 
@@ -154,7 +166,9 @@ def run(
     def action() -> int:
         from corral.run import run as do_run
 
-        return do_run(_invocation(), command or ())
+        invocation = _invocation()
+        with naming(invocation.data):
+            return do_run(invocation, command or ())
 
     _finish(action)
 
@@ -166,7 +180,9 @@ def shell() -> None:
     def action() -> int:
         from corral.run import shell as do_shell
 
-        return do_shell(_invocation(quiet=True))
+        invocation = _invocation(quiet=True)
+        with naming(invocation.data):
+            return do_shell(invocation)
 
     _finish(action)
 
@@ -180,7 +196,8 @@ def verify(as_json: Json = False) -> None:
         from corral.verify import verify as do_verify
 
         invocation = _invocation()
-        found = do_verify(invocation)
+        with naming(invocation.data):
+            found = do_verify(invocation)
         _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))
         return checks.exit_code(found)
 
@@ -204,15 +221,22 @@ def status(as_json: Json = False) -> None:
 
 
 @app.command()
-def down() -> None:
-    """End everything of this project's sandbox: containers, relays, network. Its state is kept."""
+def down(
+    sandbox: Annotated[
+        str | None,
+        typer.Argument(help="Id of a sandbox; default: all of this directory.", show_default=False),
+    ] = None,
+) -> None:
+    """End everything of this project's sandbox: containers, relays, network. Its state is kept.
+
+    The policy need not be valid, and sandboxes that the directory had under another name go too.
+    """
 
     def action() -> None:
         from corral.down import down as do_down
-        from corral.down import summary
+        from corral.down import report
 
-        invocation = _invocation()
-        _print(summary(invocation.loaded.sandbox.id, do_down(invocation)))
+        _print(report(do_down(_invocation(), sandbox)))
 
     _finish(action)
 
@@ -222,11 +246,12 @@ def version(as_json: Json = False) -> None:
     """Print the versions of corral and of the host service."""
 
     def action() -> None:
+        from corral.context import current_user
         from enforcer.client import Client, socket_path
         from policy.errors import EnforcerError
 
         try:
-            enforcer = Client(socket_path(os.environ), timeout=5).version()
+            enforcer = Client(socket_path(current_user(os.environ).environ), timeout=5).version()
         except EnforcerError:
             enforcer = None
         if as_json:

@@ -59,6 +59,10 @@ class Console:
         if self.progress or self.verbose:
             self._line(f"corral: {text}")
 
+    def tell(self, text: str) -> None:
+        """Show a line that explains why nothing seems to happen, always."""
+        self._line(f"corral: {text}")
+
     def detail(self, text: str) -> None:
         """Show a line with -v only."""
         if self.verbose:

@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral import __version__, process
+from corral import __version__, process, relay
 from corral.console import Console
+from corral.membership import Membership, membership, writer_problem
 from corral.session import User
 from policy.errors import CorralError, EnforcerError
 from policy.identity import StatePaths, data_home, state_paths
@@ -43,7 +44,7 @@ def current_user(environ: Mapping[str, str], uid: int | None = None) -> User:
     home = environ.get("HOME", "") or home
     if not home.startswith("/"):
         raise CorralError("your home directory is not known", "set HOME")
-    return User(uid=uid, gid=gid, home=Path(home), environ=environ)
+    return User(uid=uid, gid=gid, home=Path(home), environ=relay.environment(environ, uid))
 
 
 def time_zone(environ: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> str:
@@ -138,11 +139,15 @@ class Invocation:
         Raises:
             EnforcerError: the service does not run, is of another version, or cannot reach the kernel.
         """
-        check_versions(self.enforcer.version())
+        check_versions(self.enforcer.version(), membership(self.user.uid))
 
 
-def check_versions(answer: Mapping[str, object]) -> None:
+def check_versions(answer: Mapping[str, object], found: Membership) -> None:
     """Compare the enforcer's answer with this program.
+
+    Args:
+        answer: its ``version``.
+        found: the user's membership in group docker.
 
     Raises:
         EnforcerError: another version, or the writer cannot be reached.
@@ -152,9 +157,6 @@ def check_versions(answer: Mapping[str, object]) -> None:
         raise EnforcerError(
             f"corral is version {__version__}, but the enforcer is {version}", "corral install"
         )
-    writer = answer.get("writer")
-    if isinstance(writer, Mapping) and not writer.get("reachable", True):
-        raise EnforcerError(
-            "the enforcer cannot reach the netfilter writer, so nothing would be enforced",
-            "systemctl status corral-netfilter.socket; if it is missing: corral install",
-        )
+    problem = writer_problem(answer, found)
+    if problem is not None:
+        raise EnforcerError(*problem)

@@ -1,14 +1,20 @@
-"""``corral down``: end everything of a sandbox; its state stays."""
+"""``corral down``: end everything of a directory's sandboxes, whatever its policy says now; state stays."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from corral import engine, network, relay, state
 from corral.context import Invocation
-from policy.errors import CorralError, EnforcerError
-from policy.identity import Sandbox, StatePaths
+from policy.declaration import LABEL_SANDBOX, LABEL_SESSION
+from policy.errors import CorralError, EnforcerError, EngineError, PolicyError
+from policy.identity import BRIDGE_PREFIX, SANDBOX_ID, Sandbox, StatePaths, sandbox_for, state_paths
+from policy.loader import find
 
 # Seconds a container has to end by itself before it is killed.
 GRACE = 10
@@ -24,8 +30,16 @@ class Removed:
     disconnected: tuple[str, ...] = ()
 
 
+def report(removed: Mapping[str, Removed]) -> str:
+    """Return what ``corral down`` prints: a line for each sandbox that had something to remove."""
+    busy = {ident: found for ident, found in removed.items() if found != Removed()}
+    if not busy:
+        return f"{', '.join(removed)}: nothing to do"
+    return "\n".join(summary(ident, found) for ident, found in busy.items())
+
+
 def summary(sandbox: str, removed: Removed) -> str:
-    """Return what ``corral down`` prints."""
+    """Return the line of one sandbox."""
     parts = []
     if removed.containers:
         parts.append(_count(len(removed.containers), "container"))
@@ -33,8 +47,6 @@ def summary(sandbox: str, removed: Removed) -> str:
         parts.append(_count(removed.relays, "relay"))
     if removed.network:
         parts.append("its network")
-    if not parts:
-        return f"{sandbox}: nothing to do"
     text = f"{sandbox}: removed {', '.join(parts)}; its state is kept"
     if removed.disconnected:
         text += f"; disconnected from its network: {', '.join(removed.disconnected)}"
@@ -45,15 +57,78 @@ def _count(number: int, what: str) -> str:
     return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
-def down(invocation: Invocation) -> Removed:
-    """Stop and remove the containers, the relays and the network of the project's sandbox.
+def down(invocation: Invocation, given: str | None = None) -> dict[str, Removed]:
+    """Stop and remove the containers, the relays and the networks of this directory's sandboxes.
+
+    There is more than one after the policy's ``name`` was changed. The policy need not be valid.
+
+    Args:
+        invocation: who and where.
+        given: id of the only sandbox to look at, from whatever directory.
+
+    Returns:
+        what was removed, by sandbox id.
 
     Raises:
         PolicyError: which sandbox it is cannot be said.
         EngineError: Docker refused; what was removed before stays removed.
     """
-    sandbox, paths, console = invocation.loaded.sandbox, invocation.paths, invocation.console
-    with console.step("containers"):
+    found = [chosen(given)] if given is not None else of_directory(invocation)
+    return {sandbox.id: _remove(invocation, sandbox) for sandbox in found}
+
+
+def chosen(given: str) -> Sandbox:
+    """Return the sandbox with this id, or with the network of this name.
+
+    Raises:
+        PolicyError: it is no id.
+    """
+    try:
+        return Sandbox(given.removeprefix(BRIDGE_PREFIX))
+    except ValueError as error:
+        raise PolicyError(
+            f"{given} is not the id of a sandbox, which is a name and eight hex digits",
+            "corral status lists them",
+        ) from error
+
+
+def of_directory(invocation: Invocation) -> list[Sandbox]:
+    """Return every sandbox that this user has or had in the project of the working directory.
+
+    Raises:
+        PolicyError: there is no policy here, and no sandbox either.
+    """
+    try:
+        project = Path(os.path.realpath(find(invocation.cwd).parent))
+    except PolicyError:
+        # The policy was removed; its sandboxes may be there all the same.
+        for directory in (invocation.cwd, *invocation.cwd.parents):
+            known = _known(invocation, directory)
+            if known:
+                return [Sandbox(ident) for ident in sorted(known)]
+        raise
+    found = _known(invocation, project) | {sandbox_for(invocation.user.uid, project, project.name).id}
+    with contextlib.suppress(PolicyError):
+        found.add(invocation.loaded.sandbox.id)
+    return [Sandbox(ident) for ident in sorted(found)]
+
+
+def _known(invocation: Invocation, project: Path) -> set[str]:
+    """Return the ids of sandboxes of a directory that left a trace: a container, or state."""
+    entries: list[dict[str, Any]] = []
+    # Without Docker there is nothing to remove; removing says so.
+    with contextlib.suppress(EngineError):
+        entries = engine.project_containers(invocation.api, str(project), invocation.user.uid)
+    labels = {str((entry.get("Labels") or {}).get(LABEL_SANDBOX)) for entry in entries}
+    return {ident for ident in labels if SANDBOX_ID.fullmatch(ident)} | set(
+        state.sandboxes_of(invocation.data, project)
+    )
+
+
+def _remove(invocation: Invocation, sandbox: Sandbox) -> Removed:
+    console = invocation.console
+    paths = state_paths(invocation.user.home, dict(invocation.user.environ), sandbox)
+    with console.step(f"containers of {sandbox.id}", minor=True):
         containers = _containers(invocation, sandbox)
     relays = 0
     try:
@@ -62,7 +137,7 @@ def down(invocation: Invocation) -> Removed:
     except CorralError as error:
         # Without a user manager no relay can run either.
         console.detail(error.message)
-    with console.step("network"):
+    with console.step(f"network of {sandbox.id}", minor=True):
         strangers = network.remove(invocation.api, sandbox, invocation.user.uid)
     _sessions(invocation, sandbox, paths)
     return Removed(containers, relays, strangers is not None, tuple(strangers or ()))
@@ -85,8 +160,6 @@ def _containers(invocation: Invocation, sandbox: Sandbox) -> tuple[str, ...]:
 
 def _sessions(invocation: Invocation, sandbox: Sandbox, paths: StatePaths) -> None:
     """Remove what sessions left behind, but not of one that started meanwhile."""
-    from policy.declaration import LABEL_SESSION
-
     alive = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
     state.remove_sessions(
         paths, keep=[str((entry.get("Labels") or {}).get(LABEL_SESSION)) for entry in alive]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from policy.declaration import LABEL_SANDBOX, LABEL_UID
+from corral.membership import login_fix, membership
+from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
 from policy.errors import EngineError
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def _unreachable(url: str, error: Exception) -> EngineError:
     if "Permission denied" in text:
         return EngineError(
             f"you may not use Docker: permission denied on {path}",
-            'sudo usermod -aG docker "$USER", then log in again',
+            login_fix(membership(os.geteuid())),
         )
     if "No such file" in text:
         return EngineError(
@@ -120,8 +122,16 @@ def create_container(api: APIClient, body: Mapping[str, Any], name: str) -> tupl
     Raises:
         EngineError: refused, or created with something left out (then it is removed again).
     """
-    with errors(f"creating the container {name}"):
-        answer = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
+    import requests
+
+    try:
+        with errors(f"creating the container {name}"):
+            answer = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
+    except EngineError as error:
+        if isinstance(error.__cause__, requests.RequestException) and error.__cause__.response is None:
+            # Docker may be slow and not gone: what it makes after we stopped listening is nobody's.
+            error.hint = "when Docker is well again: corral down, which removes what it may still have made"
+        raise
     ident: str = answer["Id"]
     try:
         return ident, judge_warnings(f"the container {name}", answer.get("Warnings"))
@@ -155,7 +165,16 @@ def sandbox_containers(
     api: APIClient, sandbox: str, uid: int, *, running: bool = False
 ) -> list[dict[str, Any]]:
     """Return Docker's list entries of the containers of one sandbox of one user."""
-    wanted = [f"{LABEL_SANDBOX}={sandbox}", f"{LABEL_UID}={uid}"]
+    return _labelled(api, uid, LABEL_SANDBOX, sandbox, running=running)
+
+
+def project_containers(api: APIClient, project: str, uid: int) -> list[dict[str, Any]]:
+    """Return Docker's list entries of one user's containers of a project directory, of any sandbox."""
+    return _labelled(api, uid, LABEL_PROJECT, project, running=False)
+
+
+def _labelled(api: APIClient, uid: int, label: str, value: str, *, running: bool) -> list[dict[str, Any]]:
+    wanted = [f"{label}={value}", f"{LABEL_UID}={uid}"]
     with errors("listing containers"):
         found: list[dict[str, Any]] = api.containers(all=not running, filters={"label": wanted})
     return found
@@ -183,7 +202,6 @@ class AttachedContainer:
         Raises:
             EngineError: Docker refuses.
         """
-        import os
         import socket
 
         params = {"stdin": int(self._stdin), "stdout": 1, "stderr": 1, "stream": 1, "detachKeys": NO_DETACH}

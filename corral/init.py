@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from corral import oserrors
 from policy.errors import CorralError, PolicyError
 from policy.init import starter
 from policy.loader import FILE
@@ -25,7 +26,11 @@ def init(directory: Path, profile: str) -> Path:
     except FileExistsError as error:
         raise PolicyError(f"{file} exists already", "edit it, or remove it first") from error
     except OSError as error:
-        raise CorralError(f"cannot write {file}: {error.strerror}") from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
+        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
     return file

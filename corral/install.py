@@ -15,18 +15,36 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from corral import process
-from policy.errors import InstallError
+from corral import oserrors, process, relay
+from corral.membership import (
+    Membership,
+    join,
+    membership,
+    process_groups,
+    restart_manager,
+    writer_problem,
+)
+from enforcer.client import Client, socket_path
+from policy.errors import EnforcerError, InstallError
 
 ROOT_DIRECTORY = Path("/opt/corral")
 SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_UNITS = ("corral-skeleton.service", "corral-netfilter.socket", "corral-netfilter.service")
 USER_UNIT = "corral-enforcer.service"
+OLDEST_PYTHON = (3, 11)
+# Seconds the enforcer may take until it reaches the writer.
+PATIENCE = 15.0
+STALE = (
+    "your service manager (systemd --user) was started before you joined group docker, so the enforcer could "
+    "use neither Docker nor the netfilter writer"
+)
 LAUNCHER = """\
 import sys
 sys.path.insert(0, {directory!r})
@@ -123,9 +141,11 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
     """Install the host part.
 
     Raises:
-        InstallError: run as root, without sudo, or a step failed; what ran before keeps running.
+        InstallError: run as root, something is missing (then nothing has been done), or a step failed; what
+            ran before keeps running.
     """
-    if os.geteuid() == 0:
+    uid = os.geteuid()
+    if uid == 0:
         raise InstallError(
             "corral is installed by the user who will run agents, not by root",
             "log in as that user (a member of group docker) and run: corral install",
@@ -134,16 +154,109 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
     echo(plan_text(directory))
     if dry_run:
         return
+    environ = relay.environment(os.environ, uid)
+    found = membership(uid)
+    check_before(environ, found)
     if not assume_yes and sys.stdin.isatty():
         echo("go on? [Y/n]")
         if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
             raise InstallError("nothing has been installed")
     _root_step(program)
     echo("system part: done")
-    _user_step()
+    _user_step(environ)
+    await_enforcer(Client(socket_path(environ), timeout=5).version, found)
     echo("user part: done")
-    if not _lingers():
-        echo(f"note: sandboxes end when you log out; to keep them: sudo loginctl enable-linger {_user()}")
+    if not _lingers(found.user):
+        echo(f"note: sandboxes end when you log out; to keep them: sudo loginctl enable-linger {found.user}")
+
+
+def check_before(environ: Mapping[str, str], found: Membership) -> None:
+    """Look at everything that could stop the installation half way.
+
+    Args:
+        environ: see ``relay.environment``.
+        found: the user who installs.
+
+    Raises:
+        InstallError: something is missing; nothing has been done.
+    """
+    enforcer_executable()
+    _check_system_python(environ)
+    if found.group is not None and not found.member:
+        raise InstallError(f"{found.user} is not in group docker", f"{join(found)}; then: corral install")
+    _check_manager(environ, found)
+
+
+def _check_system_python(environ: Mapping[str, str]) -> None:
+    what = f"{SYSTEM_PYTHON}, the system's Python, on which the netfilter writer runs,"
+    try:
+        done = process.run(
+            [SYSTEM_PYTHON, "-I", "-c", "import sys; print('.'.join(map(str, sys.version_info[:2])))"],
+            environ=environ,
+            check=False,
+        )
+    except process.ProgramError as error:
+        raise InstallError(f"{what} cannot be run: {error.message}", "sudo apt install python3") from error
+    try:
+        told = tuple(int(part) for part in done.stdout.strip().split("."))
+    except ValueError:
+        raise InstallError(
+            f"{what} does not work: {done.stderr.strip()}", "sudo apt install --reinstall python3"
+        ) from None
+    if told < OLDEST_PYTHON:
+        raise InstallError(
+            f"{what} is {done.stdout.strip()}, and 3.11 or newer is needed",
+            "upgrade the system (Debian 12, Ubuntu 24.04); the Python of corral itself does not count",
+        )
+
+
+def _check_manager(environ: Mapping[str, str], found: Membership) -> None:
+    """The user's service manager has to run, and to know that the user is in group docker."""
+    asked = process.run(
+        ["systemctl", "--user", "show", "-P", "Version"], environ=environ, timeout=30, check=False
+    )
+    if asked.code != 0:
+        raise InstallError(
+            f"your service manager (systemd --user) does not answer: {asked.stderr.strip()}",
+            f"sudo loginctl enable-linger {found.user}, then: corral install",
+        )
+    unit = f"user@{found.uid}.service"
+    told = process.run(["systemctl", "show", "-P", "MainPID", unit], environ=environ, timeout=30, check=False)
+    pid = told.stdout.strip()
+    groups = process_groups(int(pid)) if told.code == 0 and pid.isdecimal() and pid != "0" else None
+    if groups is not None and found.group is not None and found.group not in groups:
+        raise InstallError(STALE, f"{restart_manager(found)}; then: corral install")
+
+
+def await_enforcer(
+    ask: Callable[[], Mapping[str, Any]],
+    found: Membership,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the enforcer answers and reaches the writer.
+
+    Args:
+        ask: its ``version``.
+        found: the user it runs as.
+        clock: seconds, monotonic.
+        sleep: waits so many seconds.
+
+    Raises:
+        InstallError: not within ``PATIENCE`` seconds; with what stands in the way.
+    """
+    end = clock() + PATIENCE
+    while True:
+        try:
+            problem = writer_problem(ask(), found)
+        except EnforcerError as error:
+            problem = (f"the enforcer was started, but: {error.message}", f"journalctl --user -u {USER_UNIT}")
+        if problem is None:
+            return
+        if clock() >= end:
+            raise InstallError(*problem)
+        sleep(0.2)
 
 
 def _root_step(program: str) -> None:
@@ -179,14 +292,16 @@ def enforcer_executable() -> Path:
     return path
 
 
-def _user_step() -> None:
-    base = os.environ.get("XDG_CONFIG_HOME", "")
+def _user_step(environ: Mapping[str, str]) -> None:
+    base = environ.get("XDG_CONFIG_HOME", "")
     config = Path(base) if base.startswith("/") else Path.home() / ".config"
     unit = config / "systemd" / "user" / USER_UNIT
     unit.parent.mkdir(parents=True, exist_ok=True)
-    unit.write_text(unit_text(USER_UNIT).replace("@ENFORCER@", str(enforcer_executable())), encoding="utf-8")
+    text = unit_text(USER_UNIT).replace("@ENFORCER@", str(enforcer_executable()))
+    with oserrors.naming(unit):
+        unit.write_text(text, encoding="utf-8")
     for words in (["daemon-reload"], ["enable", USER_UNIT], ["restart", USER_UNIT]):
-        done = process.run(["systemctl", "--user", *words], environ=os.environ, timeout=60, check=False)
+        done = process.run(["systemctl", "--user", *words], environ=environ, timeout=60, check=False)
         if done.code != 0:
             raise InstallError(
                 f"systemctl --user {' '.join(words)}: {done.stderr.strip()}",
@@ -194,11 +309,5 @@ def _user_step() -> None:
             )
 
 
-def _user() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
-def _lingers() -> bool:
-    return (Path("/var/lib/systemd/linger") / _user()).exists()
+def _lingers(user: str) -> bool:
+    return (Path("/var/lib/systemd/linger") / user).exists()

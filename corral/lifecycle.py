@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import engine, network, relay, state
+from corral import checks, engine, network, relay, state
 from corral.build import ensure_image
 from corral.context import Invocation
-from corral.session import SERVICE, Request, User, plan
+from corral.session import SERVICE, Outside, Request, User, plan
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.container import HOME, SessionSpec, create_body
-from policy.declaration import HostService
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.secrets import read_env_file
@@ -126,18 +124,22 @@ def _relays(invocation: Invocation, layout: Plan) -> None:
         # Sessions that start at the same time would start the same units.
         with network.locked(invocation.paths.root / "relays.lock"):
             manager.ensure(wanted)
-    for service in services:
-        if not listens(service):
-            invocation.console.warn(
-                f"host service {service.name}: nothing listens on 127.0.0.1:{service.port} of this host"
-            )
+    # Whether anything listens behind them is for the gate to say, which looks from inside.
 
 
-def listens(service: HostService) -> bool:
-    """Say whether something accepts connections on the service's port of the host's loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", service.port)) == 0
+def resolvers(invocation: Invocation) -> list[str]:
+    """Return the addresses that answer DNS to this host, and must not to a sandbox."""
+    texts = []
+    for file in network.RESOLV_CONFS:
+        with contextlib.suppress(OSError):
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    return checks.resolvers(texts, invocation.config.dns.servers)
+
+
+def outside(invocation: Invocation) -> Outside:
+    """Return what a session must find closed; the probe is asked for names when no resolver is outside."""
+    probe = checks.probe_address(invocation.config.permit_ranges)
+    return Outside(probe, checks.PROBE_PORT, next(iter(resolvers(invocation)), probe))
 
 
 @contextlib.contextmanager
@@ -163,9 +165,12 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                 address=str(network.free_address(api, loaded.sandbox, prepared.plan)),
                 start=invocation.cwd,
                 ipv6=IPV6.exists(),
+                outside=outside(invocation),
             )
             _create_hosts(spec, prepared.plan)
-            made.ident, told = engine.create_container(api, body(spec, request), spec.container)
+            # Cut off, the request goes on in Docker, and the container comes after everything was removed.
+            with signals_held():
+                made.ident, told = engine.create_container(api, body(spec, request), spec.container)
         with invocation.console.step("network policy", minor=True):
             ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
         for warning in (*told, *ready.get("warnings", ())):

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import process, subnets
+from corral import oserrors, process, subnets
 from corral.engine import errors, judge_warnings
 from corral.subnets import Plan, Taken
 from policy.container import network_body, network_differences
@@ -38,7 +38,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise CorralError(f"cannot open the lock {path}: {error.strerror}") from error
+        raise CorralError(f"cannot open the lock {path}: {error.strerror}", oserrors.hint(error)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -78,9 +78,21 @@ def relays(
 
 
 def environment(environ: Mapping[str, str], uid: int) -> dict[str, str]:
-    """Return an environment in which ``systemctl --user`` finds the user's manager, without a login too."""
-    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    """Return an environment in which ``systemctl --user`` finds the user's manager.
+
+    Without a login (cron, sudo) the variable is missing; after su it may be another user's.
+    """
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if not runtime or _belongs_to_another(runtime, uid):
+        runtime = f"/run/user/{uid}"
     return {**environ, "XDG_RUNTIME_DIR": runtime}
+
+
+def _belongs_to_another(directory: str, uid: int) -> bool:
+    try:
+        return os.stat(directory).st_uid != uid  # noqa: PTH116 - the text may be no path at all
+    except (OSError, ValueError):
+        return False
 
 
 def units_of(listing: str, sandbox: Sandbox) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from corral import terminal
+from corral import gitdirs, terminal
 from corral.attach import Streams, attach
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
@@ -42,8 +42,17 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
         raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
     request = Request(purpose, argv, new_session(), detect_terminal())
     prepared = prepare(invocation)
+    warn_of_git(invocation)
     with created(invocation, prepared, request) as session:
         return connect_and_run(invocation, session, request.terminal)
+
+
+def warn_of_git(invocation: Invocation) -> None:
+    """Say which working trees the agent can use without Git only."""
+    loaded = invocation.loaded
+    trees = (loaded.project, *loaded.rw)
+    for warning in gitdirs.warnings(gitdirs.missing(trees, (*trees, *loaded.ro))):
+        invocation.console.warn(warning)
 
 
 def connect_and_run(invocation: Invocation, session: Created, attached: Terminal) -> int:

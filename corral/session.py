@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,13 @@ from pathlib import Path
 
 from corral.state import EMPTY
 from policy.container import HOME, Mount, SessionSpec
+from policy.declaration import Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 
 SERVICE = "main"
 SESSION_VARIABLE = "CORRAL_SESSION_ID"
+GATE_VARIABLE = "CORRAL_GATE"
 SHELL = ("/bin/bash",)
 
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -55,13 +58,33 @@ class Request:
     terminal: Terminal = Terminal()
 
 
+@dataclass(frozen=True)
+class Outside:
+    """Addresses that every session must find closed: ``probe``, which no policy can allow, and a resolver."""
+
+    probe: str
+    probe_port: int
+    resolver: str
+
+
+def gate(declaration: Declaration, outside: Outside) -> str:
+    """Return what the entrypoint checks before it becomes the program (agent_image.files.entrypoint.gate)."""
+    body = {
+        "probe": {"address": outside.probe, "port": outside.probe_port},
+        "resolver": outside.resolver,
+        "names": [name.model_dump(mode="json") for name in declaration.names],
+        "services": sorted({service.port for service in declaration.host_services}),
+    }
+    return json.dumps(body, separators=(",", ":"))
+
+
 def command(loaded: LoadedPolicy, given: Sequence[str]) -> tuple[str, ...]:
     """Return the argv of ``corral run``: the command after ``--``, else the harness itself."""
     return tuple(given) or loaded.profile.interactive
 
 
 def environment(
-    loaded: LoadedPolicy, user: User, request: Request, secrets: Mapping[str, str]
+    loaded: LoadedPolicy, user: User, request: Request, secrets: Mapping[str, str], outside: Outside
 ) -> dict[str, str]:
     """Return the container's environment. Nothing of the host's comes along but what is named here."""
     env = {"LANG": _locale(user.environ)}
@@ -80,7 +103,12 @@ def environment(
         if user.git.get(key):
             env.update(dict.fromkeys(names, user.git[key]))
     # What the profile fixes outranks a secret, and corral's own outranks both.
-    return {**env, **secrets, **loaded.profile.env, "HOME": HOME, SESSION_VARIABLE: request.session}
+    own = {
+        "HOME": HOME,
+        SESSION_VARIABLE: request.session,
+        GATE_VARIABLE: gate(loaded.declaration, outside),
+    }
+    return {**env, **secrets, **loaded.profile.env, **own}
 
 
 def _locale(environ: Mapping[str, str]) -> str:
@@ -116,6 +144,7 @@ def plan(
     address: str,
     start: Path,
     ipv6: bool,
+    outside: Outside,
 ) -> SessionSpec:
     """Return everything ``policy.container.create_body`` needs.
 
@@ -129,6 +158,7 @@ def plan(
         address: IPv4 address of the container.
         start: the user's working directory, resolved.
         ipv6: whether the kernel has IPv6.
+        outside: what must be closed to it.
     """
     return SessionSpec(
         sandbox=loaded.sandbox,
@@ -145,7 +175,7 @@ def plan(
         argv=request.argv,
         declaration=loaded.declaration,
         mounts=mounts(loaded, paths),
-        env=environment(loaded, user, request, secrets),
+        env=environment(loaded, user, request, secrets, outside),
         tty=request.terminal.tty,
         stdin=request.terminal.stdin,
         ipv6=ipv6,

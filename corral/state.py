@@ -12,12 +12,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from corral import oserrors
 from policy.errors import CorralError
-from policy.identity import StatePaths
+from policy.identity import SANDBOX_ID, StatePaths
 from policy.profiles import SeedFile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
+PROJECT = "project"
 
 
 def prepare(paths: StatePaths, state_dirs: Iterable[str], seeds: Iterable[SeedFile]) -> None:
@@ -45,6 +47,41 @@ def prepare(paths: StatePaths, state_dirs: Iterable[str], seeds: Iterable[SeedFi
         os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444))
 
 
+def remember_project(paths: StatePaths, project: Path) -> None:
+    """Note which directory a sandbox belongs to, for the day its policy does not tell any more.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    _own_directory(paths.root)
+    file, content = paths.root / PROJECT, os.fsencode(project)
+    partial = file.with_name(PROJECT + ".new")
+    try:
+        if not file.is_file() or file.read_bytes() != content:
+            partial.write_bytes(content)
+            partial.replace(file)
+    except OSError as error:
+        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def sandboxes_of(data: Path, project: Path) -> list[str]:
+    """Return the ids of the sandboxes of a project directory that have state on this host, sorted.
+
+    Args:
+        data: directory of all sandboxes' state.
+        project: absolute, without symbolic links.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for directory in sorted(data.iterdir()):
+            with contextlib.suppress(OSError):
+                if SANDBOX_ID.fullmatch(directory.name) and (directory / PROJECT).read_bytes() == os.fsencode(
+                    project
+                ):
+                    found.append(directory.name)
+    return found
+
+
 def create_session(paths: StatePaths, session: str) -> Path:
     """Make the directory of a session and return it.
 
@@ -58,7 +95,8 @@ def create_session(paths: StatePaths, session: str) -> Path:
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise CorralError(
-            f"cannot make {directory}: {error.strerror}", "corral down, then try again"
+            f"cannot make {directory}: {error.strerror}",
+            oserrors.hint(error) or "corral down, then try again",
         ) from error
     return directory
 
@@ -83,7 +121,9 @@ def _own_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise CorralError(f"cannot make the directory {path}: {error.strerror}") from error
+        raise CorralError(
+            f"cannot make the directory {path}: {error.strerror}", oserrors.hint(error)
+        ) from error
     if path.stat().st_uid != os.geteuid():
         raise CorralError(f"{path} belongs to uid {path.stat().st_uid}, not to you")
 
@@ -94,7 +134,9 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, DIRECTORY)
     except OSError as error:
-        raise CorralError(f"cannot use the state directory {path}: {error.strerror}") from error
+        raise CorralError(
+            f"cannot use the state directory {path}: {error.strerror}", oserrors.hint(error)
+        ) from error
     try:
         yield descriptor
     finally:
@@ -117,7 +159,8 @@ def _descend(top: int, parts: Sequence[str], shown: Path) -> Iterator[int]:
         where = shown.joinpath(*parts)
         raise CorralError(
             f"cannot use the state directory {where}: {error.strerror}",
-            f"it must be a plain directory of yours; look at it, then move it away: {where}",
+            oserrors.hint(error)
+            or f"it must be a plain directory of yours; look at it, then move it away: {where}",
         ) from error
     finally:
         os.close(current)
@@ -129,5 +172,10 @@ def _write_new(parent: int, name: str, seed: SeedFile) -> None:
         descriptor = os.open(name, flags, seed.mode, dir_fd=parent)
     except FileExistsError:
         return
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(seed.content)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(seed.content)
+    except OSError:
+        # Half a file would stay for good: seeds are written only where nothing is.
+        os.unlink(name, dir_fd=parent)
+        raise

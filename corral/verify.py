@@ -6,7 +6,6 @@ checker runs in every session that is running. What the kernel holds is read whi
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,10 +13,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine, network
+from corral import checks, engine
 from corral.checks import Check, Sight
 from corral.context import Invocation, new_session
-from corral.lifecycle import Prepared, created, prepare
+from corral.lifecycle import Prepared, created, prepare, resolvers
 from corral.session import SERVICE, Request, mounts
 from policy.container import HOSTS_TARGET
 from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION
@@ -64,36 +63,16 @@ def _throw_away(invocation: Invocation, prepared: Prepared) -> list[Check]:
 def _expectations(
     invocation: Invocation, prepared: Prepared, names: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    status = invocation.enforcer.status()
     return checks.expectations(
         invocation.loaded,
         uid=invocation.user.uid,
         gid=invocation.user.gid,
         home=Path(invocation.user.home).resolve(),
         gateway=str(prepared.plan.gateway),
-        probe=checks.probe_address(status.get("permit_ranges") or (), allowed_addresses(status)),
+        probe=checks.probe_address(invocation.config.permit_ranges),
         names=names,
-        resolvers=checks.resolvers(_resolv_confs(), invocation.config.dns.servers),
+        resolvers=resolvers(invocation),
     )
-
-
-def _resolv_confs() -> list[str]:
-    found = []
-    for file in network.RESOLV_CONFS:
-        with contextlib.suppress(OSError):
-            found.append(file.read_text(encoding="utf-8", errors="replace"))
-    return found
-
-
-def allowed_addresses(status: Mapping[str, Any]) -> list[str]:
-    """Return every address that any sandbox may reach, from the enforcer's status."""
-    return [
-        str(address)
-        for sandbox in status.get("sandboxes") or ()
-        for session in sandbox.get("sessions") or ()
-        for name in session.get("names") or ()
-        for address in (*(name.get("addresses") or ()), *(name.get("lingering") or ()))
-    ]
 
 
 def _run_to_end(invocation: Invocation, ident: str) -> tuple[str, str, int]:

@@ -3,6 +3,9 @@
 Nothing it leaves behind executes, imports or reads a path that a non-root user can write.
 """
 
+# An older Python must get as far as the message about its age.
+from __future__ import annotations
+
 import base64
 import grp
 import io
@@ -57,7 +60,11 @@ def only_root_writes(path: pathlib.Path) -> pathlib.Path | None:
 
 def check_host(directory: pathlib.Path, python: str) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 (this is the system's Python, not the package's)
-        fail(f"{python} is Python {sys.version.split()[0]}; the writer needs 3.11", "install a newer python3")
+        fail(
+            f"{python}, the system's Python, is {sys.version.split()[0]}; the netfilter writer runs on it "
+            "and needs 3.11 or newer",
+            "upgrade the system (Debian 12, Ubuntu 24.04); the Python of corral itself does not count",
+        )
     missing = [tool for tool in TOOLS if not any(os.access(f"{d}/{tool}", os.X_OK) for d in SEARCH)]
     if missing:
         fail(f"missing: {', '.join(missing)}", "install the packages iptables and nftables")

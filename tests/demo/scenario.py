@@ -15,6 +15,7 @@ from tests.lab import Box, Lab
 from tests.system.host import CONFIG, ENFORCER, Host, Project
 
 PORT = 8081
+OPEN_PORT = 9000
 SECRET_NAME = "the-users-data.forbidden.corral.example"
 
 # "What is the address of a.b?" as it goes over the wire.
@@ -86,7 +87,12 @@ def steps(forbidden: str, resolver: str) -> tuple[Step, ...]:
         Step("address", f"fetch a forbidden address ({forbidden})", f"{curl} -k https://{forbidden}/", False),
         Step("tunnel", "look a secret up as a name", f"getent hosts {SECRET_NAME}", False),
         Step("dns", f"ask a name server ({resolver})", lookup, False),
-        Step("gateway", "reach the host at its gateway", f"{curl} http://corral-host:22/", False),
+        Step(
+            "gateway",
+            "reach a server on the host's 0.0.0.0",
+            f"{curl} http://corral-host:{OPEN_PORT}/",
+            False,
+        ),
     )
 
 
@@ -118,6 +124,43 @@ def model_server(box: Box, directory: str, answers: list[dict[str, str]]) -> Ite
         if process.stdout.readline() != "ready\n":
             raise RuntimeError("the model server did not start")
         yield
+    finally:
+        box.kill(process)
+
+
+ACCEPT = """
+import socket, sys
+listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+print("ready", flush=True)
+while True:
+    with listener.accept()[0] as connection:
+        connection.settimeout(2)
+        try:
+            said = connection.recv(7)
+        except OSError:
+            said = b""
+    print("control" if said == b"control" else "accepted", flush=True)
+"""
+
+
+@contextmanager
+def open_server(box: Box) -> Iterator[Callable[[], int]]:
+    """Listen on every address of the host; the result counts the connections that were accepted."""
+    process: subprocess.Popen[Any] = box.popen(
+        ["python3", "-c", ACCEPT, str(OPEN_PORT)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+
+    def count() -> int:
+        # A connection of the host's own ends the counting, and shows that connections are counted.
+        box.run(["bash", "-c", f"printf control > /dev/tcp/127.0.0.1/{OPEN_PORT}"])
+        return sum(1 for _ in iter(lambda: next(lines).strip(), "control"))
+
+    try:
+        if next(lines).strip() != "ready":
+            raise RuntimeError("the open server did not start")
+        yield count
     finally:
         box.kill(process)
 
@@ -156,12 +199,21 @@ def play(lab: Lab, say: Callable[[str], None]) -> list[Row]:
             internet.reset_counters()
             mark = internet.mark()
             with step("corral run -- opencode run (a real agent, its own tool calls)"):
-                agent = project.corral(
-                    "run", "--", "opencode", "run", "--auto", "Please do all steps.", check=False, timeout=300
-                )
+                with open_server(box) as count:
+                    agent = project.corral(
+                        "run",
+                        "--",
+                        "opencode",
+                        "run",
+                        "--auto",
+                        "Please do all steps.",
+                        check=False,
+                        timeout=300,
+                    )
+                    accepted = count()
         if agent.returncode != 0:
             say(agent.stdout + agent.stderr)
-        rows = table(project, host, todo, mark)
+        rows = table(project, host, todo, mark, accepted)
         if verified.returncode != 0:
             rows.append(Row("corral verify", True, verified.returncode, 0, "failed", False))
     finally:
@@ -170,7 +222,7 @@ def play(lab: Lab, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def table(project: Project, host: Host, todo: tuple[Step, ...], mark: int) -> list[Row]:
+def table(project: Project, host: Host, todo: tuple[Step, ...], mark: int, accepted: int) -> list[Row]:
     """Join what the sandbox noted with what arrived at the far end."""
     internet = host.internet
     noted = project.read("seen.txt") if project.exists("seen.txt") else ""
@@ -185,7 +237,7 @@ def table(project: Project, host: Host, todo: tuple[Step, ...], mark: int) -> li
         "address": _packets(internet.packets(forbidden)),
         "tunnel": _queries([name for name in asked if name not in listed]),
         "dns": _queries([name for name in asked if name == "a.b"]),
-        "gateway": ("never leaves the host", True),
+        "gateway": (f"{accepted} connections accepted", accepted == 0),
     }
     rows = []
     for step in todo:

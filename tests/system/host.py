@@ -172,6 +172,12 @@ class Host:
         ]
         return self.box.run([*command, *argv[1:]], check=check, timeout=timeout)
 
+    def control(self, address: str) -> None:
+        """The positive control of a count of 0: the same flood from a container that is not fenced arrives."""
+        before = self.internet.packets(address, "udp")
+        self.plain("python3", "-c", FLOOD, address, "0.2")
+        assert self.internet.packets(address, "udp") > before + 100
+
     def end_projects(self) -> None:
         while self.projects:
             self.projects.pop().end()

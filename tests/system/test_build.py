@@ -29,7 +29,15 @@ def test_both_builders_build_without_pulling_and_an_unchanged_image_is_kept(
     host: Host, buildkit: str
 ) -> None:
     project = host.project(f"builder{buildkit}")
+    since = host.box.run(["date", "+%s"]).stdout.strip()
     project.corral("build", timeout=900, env={"DOCKER_BUILDKIT": buildkit})
+    until = host.box.run(["date", "+%s.%N"]).stdout.strip()
+    seen = host.box.run(["docker", "events", "--since", since, "--until", until, "--filter", "event=pull"])
+    assert seen.stdout == ""
+    assert project.corral("build", "--help").returncode == 0
+    log = host.shell(f"cat ~/.local/share/corral/builder{buildkit}-*/build.log").stdout
+    assert ("#1 [internal]" in log) is (buildkit == "1"), log[:2000]
+    assert ("Step 1/" in log) is (buildkit == "0"), log[:2000]
 
     def images() -> set[str]:
         return set(

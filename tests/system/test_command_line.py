@@ -97,7 +97,7 @@ def test_verify_passes_and_prints_one_line_a_check(host: Host) -> None:
     lines = done.stdout.splitlines()
     names = {line.split()[1] for line in lines[:-1]}
     assert {
-        "non-root", "uid-matches-host", "no-sudo", "no-capabilities", "host-home-only-mounts",
+        "non-root", "uid-matches-host", "no-sudo", "no-capabilities", "host-home-only-mounts", "mounts-equal-policy",
         "no-docker-socket:/var/run/docker.sock", "no-docker-socket:/run/docker.sock", f"rw-writable:{project.path}",
         "unlisted-host-blocked", "dns-closed", "embedded-dns-closed", "ipv6-disabled", "no-ipv6-address",
         "host-service:8081", "live-rules", "skeleton-in-path", "backstop",

@@ -61,6 +61,7 @@ def test_killing_the_enforcer_opens_nothing_and_breaks_no_stream(host: Host) -> 
     assert stream["gap"] < 1
     assert int(project.read("flooded")) > 10_000
     assert host.internet.packets(forbidden) == 0
+    host.control(forbidden)
 
 
 @pytest.mark.case(12)
@@ -83,15 +84,13 @@ def test_a_flushed_docker_user_lets_nothing_out_and_is_mended_within_a_second(ho
         )
     process.wait(timeout=30)
     print("healed after", [f"{seconds:.2f} s" for seconds in took])
-    assert min(took) < 1
+    assert max(took) < 1
     assert int(project.read("flooded")) > 10_000
     assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
     told = host.journal("-u", "corral-netfilter", since=since)
     assert "healed after a change by others" in told
     assert told.count("DOCKER-USER (IPv4 filter) lacks our rules") >= 3
-    # The flood was real: the same program from a plain container arrives.
-    host.plain("python3", "-c", FLOOD, forbidden, "0.2")
-    assert host.internet.packets(forbidden, "udp") > 100
+    host.control(forbidden)
 
 
 @pytest.mark.fault("enforcer stopped")
@@ -124,6 +123,7 @@ def test_a_running_sandbox_stays_fenced_while_the_enforcer_is_stopped(host: Host
     assert host.internet.packets(forbidden) == 0
     assert int(project.read("flooded")) > 1000
     assert "203.0.113.10" in project.read("got")
+    host.control(forbidden)
     host.user_systemctl("start", ENFORCER)
     host.box.kill(process)
 
@@ -161,7 +161,43 @@ def test_killing_the_writer_opens_nothing_and_keeps_claims(host: Host) -> None:
     elements = host.root("ipset", "list", "corral-pins").stdout
     assert f"{project.sandbox['sessions'][0]['address']},tcp:443,203.0.113.10" in elements
     process.wait(timeout=30)
+    assert int(project.read("flooded")) > 1000
     assert host.internet.packets(forbidden) == 0
+    host.control(forbidden)
+
+
+@pytest.mark.fault("writer stopped and started")
+def test_stopping_and_starting_the_writer_cuts_no_stream(host: Host) -> None:
+    project = host.project("writer-stop")
+    project.write("stream.py", STREAM.replace("count=120", "count=40"))
+    process = project.start("python3", "stream.py", marker="streaming")
+    host.root("systemctl", "stop", "corral-netfilter.service")
+    host.root("systemctl", "start", "corral-netfilter.service")
+    process.wait(timeout=30)
+    stream = json.loads(project.read("stream.json"))
+    assert stream["error"] is None, stream
+    assert stream["gap"] < 1
+
+
+@pytest.mark.case(14)
+def test_a_restarted_container_gets_its_entries_again(host: Host) -> None:
+    project = host.project("restart")
+    process = project.start("sh", "-c", "touch up; sleep 120", marker="up")
+    session = project.sandbox["sessions"][0]
+    host.box.run(["docker", "restart", "-t", "1", session["container"]])
+
+    def granted() -> bool:
+        return (
+            f"{session['address']},tcp:443,203.0.113.10" in host.root("ipset", "list", "corral-pins").stdout
+        )
+
+    state = ["docker", "inspect", "-f", "{{.State.Status}}", session["container"]]
+    shown = host.box.run(state, check=False).stdout.strip()
+    # The command line saw its session end and may have removed it; if not, it is fenced and granted as before.
+    if shown == "running":
+        host.box.wait_for(granted, timeout=10)
+    assert "corral did not start it" not in host.user_journal(time.time() - 60)
+    host.box.kill(process)
 
 
 @pytest.mark.fault("skeleton unit run three times")

@@ -16,6 +16,7 @@ OPTIONAL = frozenset(
         "mounts_rw",
         "mounts_ro",
         "state",
+        "shadows",
         "host_services",
         "names",
         "env_file",
@@ -35,6 +36,7 @@ class Expectations:
     probe: {"address", "port"} of a host outside that no policy allows; here a pair.
     mounts_rw, mounts_ro: the policy's mounts, equal paths on both sides.
     state: directories in the container that outlive it.
+    shadows: paths that are covered by something empty and read-only.
     host_services: ports that are reachable as corral-host:<port>.
     names: pinned name -> addresses.
     env_file: path of the file of secrets on the host, or null.
@@ -61,6 +63,7 @@ class Expectations:
         self.mounts_rw = [clean(path) for path in body.get("mounts_rw", [])]
         self.mounts_ro = [clean(path) for path in body.get("mounts_ro", [])]
         self.state = [clean(path) for path in body.get("state", [])]
+        self.shadows = [clean(path) for path in body.get("shadows", [])]
         self.host_services = [int(port) for port in body.get("host_services", [])]
         self.names = {str(name): sorted(map(str, found)) for name, found in body.get("names", {}).items()}
         self.env_file = clean(body["env_file"]) if body.get("env_file") else None

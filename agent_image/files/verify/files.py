@@ -44,7 +44,7 @@ def no_credential_dir(name: str) -> Check:
 
 def host_home_only_mounts(expected: Expectations, system: System) -> str:
     """Of the host user's home nothing is visible but the mounts and the directories that lead to them."""
-    home, allowed = expected.home, [*expected.mounts, *expected.state]
+    home, allowed = expected.home, [*expected.mounts, *expected.state, *expected.shadows]
     if home in allowed or any(below(home, path) for path in allowed):
         raise Failed("the home itself is mounted")
     for point in system.mounts():

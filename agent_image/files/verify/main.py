@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import files, identity, reach
+from . import files, identity, mounts, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -41,6 +41,7 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         *((f"no-docker-socket:{path}", files.no_docker_socket(path)) for path in SOCKETS),
         *((f"no-credential-dir:{name}", files.no_credential_dir(name)) for name in CREDENTIALS),
         ("host-home-only-mounts", files.host_home_only_mounts),
+        ("mounts-equal-policy", mounts.mounts_equal_policy),
         ("env-file-not-mounted", files.env_file_not_mounted),
         *((f"{kind}:{target}", profile_check(kind, target)) for kind, target in expected.profile),
         *((f"rw-writable:{path}", files.rw_writable(path)) for path in expected.mounts_rw),

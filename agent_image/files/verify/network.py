@@ -10,6 +10,8 @@ import struct
 import time
 
 WAIT = 0.9
+# Who refuses does it with the first: what is reset had been accepted, even if nobody saw it.
+_KINDS = {errno.ECONNREFUSED: "refused", errno.ECONNRESET: "closed", errno.EPIPE: "closed"}
 RECORD_TYPES = {"A": 1, "TXT": 16}
 _RCODES = {0: "NOERROR", 1: "FORMERR", 2: "SERVFAIL", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
 _NETLINK_NETFILTER = 12
@@ -21,8 +23,9 @@ _ERROR = 2
 class Reply:
     """What came of one try.
 
-    kind: connected, data, refused, unreachable, no-route (this kernel refused before anything was sent), or
-    timeout. seconds: how long it took. data: what was received. code: the errno, or 0.
+    kind: connected, data, closed (accepted, then ended without a word), refused, unreachable, no-route (this
+    kernel refused before anything was sent), or timeout. seconds: how long it took. data: what was received.
+    code: the errno, or 0.
     """
 
     def __init__(self, kind: str, seconds: float = 0.0, data: bytes = b"", code: int = 0) -> None:
@@ -33,9 +36,12 @@ class Reply:
         return f"{self.kind}{f' ({name})' if name else ''} after {self.seconds * 1000:.0f} ms"
 
 
-def tcp(address: str, port: int, payload: bytes = b"", wait: float = WAIT) -> Reply:
-    """Connect to a numeric IPv4 address; with a payload, send it and read one length-prefixed answer."""
-    return _Try(socket.SOCK_STREAM, wait).run(address, port, payload)
+def tcp(address: str, port: int, payload: bytes = b"", linger: float = 0.0, wait: float = WAIT) -> Reply:
+    """Connect to a numeric IPv4 address; with a payload, send it and read one length-prefixed answer.
+
+    Without, wait ``linger`` seconds for the far end to end the connection or to say something.
+    """
+    return _Try(socket.SOCK_STREAM, wait, linger).run(address, port, payload)
 
 
 def udp(address: str, port: int, payload: bytes, wait: float = WAIT) -> Reply:
@@ -44,8 +50,8 @@ def udp(address: str, port: int, payload: bytes, wait: float = WAIT) -> Reply:
 
 
 class _Try:
-    def __init__(self, kind: int, wait: float) -> None:
-        self.kind = kind
+    def __init__(self, kind: int, wait: float, linger: float = 0.0) -> None:
+        self.kind, self.linger = kind, linger
         self.began = time.monotonic()
         self.until = self.began + wait
 
@@ -62,24 +68,30 @@ class _Try:
             if code:
                 return self.error(code)
             try:
-                return self.talk(connection, payload)
+                return self.talk(connection, payload) if payload else self.stay(connection)
             except OSError as problem:
                 return self.error(problem.errno or errno.EIO)
+
+    def stay(self, connection: socket.socket) -> Reply:
+        self.until = time.monotonic() + self.linger
+        if not self.linger or not self.ready(connection, select.POLLIN):
+            return self.reply("connected")
+        data = connection.recv(65535)
+        return self.reply("data" if data else "closed", data)
 
     def talk(self, connection: socket.socket, payload: bytes) -> Reply:
         stream = self.kind == socket.SOCK_STREAM
         data = b""
-        if payload:
-            connection.send(payload)
-            while self.ready(connection, select.POLLIN):
-                piece = connection.recv(65535)
-                data += piece
-                if (
-                    not piece
-                    or not stream
-                    or (len(data) >= 2 and len(data) - 2 >= int.from_bytes(data[:2], "big"))
-                ):
-                    break
+        connection.send(payload)
+        while self.ready(connection, select.POLLIN):
+            piece = connection.recv(65535)
+            data += piece
+            if (
+                not piece
+                or not stream
+                or (len(data) >= 2 and len(data) - 2 >= int.from_bytes(data[:2], "big"))
+            ):
+                break
         if data:
             return self.reply("data", data)
         return self.reply("connected" if stream else "timeout")
@@ -90,7 +102,7 @@ class _Try:
         return bool(poll.poll(max(0.0, self.until - time.monotonic()) * 1000))
 
     def error(self, code: int) -> Reply:
-        return self.reply("refused" if code == errno.ECONNREFUSED else "unreachable", code=code)
+        return self.reply(_KINDS.get(code, "unreachable"), code=code)
 
     def reply(self, kind: str, data: bytes = b"", code: int = 0) -> Reply:
         return Reply(kind, time.monotonic() - self.began, data, code)

@@ -25,7 +25,9 @@ MAX_SERVERS = 8
 REJECT_WITHIN = 1.0
 # What a resolver says that has learnt nothing about the name. After NXDOMAIN, somebody has been asked.
 CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
-REACHED = frozenset({"connected", "data"})
+REACHED = frozenset({"connected", "data", "closed"})
+# Seconds. A relay accepts at once, and closes again when nothing listens behind it.
+LINGER = 0.3
 IPV6_CONF = "/proc/sys/net/ipv6/conf"
 IPV6_ADDRESSES = "/proc/net/if_inet6"
 
@@ -36,26 +38,45 @@ def unlisted_host_blocked(expected: Expectations, system: System) -> str:
     reply = system.tcp(address, port)
     if reply.kind in REACHED:
         raise Failed(f"{address}:{port} is reachable")
-    if reply.kind == "no-route":
-        raise Failed(f"there is no route to {address}, so nothing is proven")
-    if reply.kind == "timeout" or reply.seconds > REJECT_WITHIN:
-        raise Failed(f"{address}:{port} is not refused but left waiting: {reply}")
+    if problem := not_refused(reply):
+        raise Failed(f"{address}:{port} {problem}")
     datagram = system.udp(address, port, network.query(expected.outside_name, "A"))
     if datagram.kind in REACHED:
         raise Failed(f"{address}:{port} answers over UDP")
     return f"TCP: {reply}, UDP: {datagram}"
 
 
+def not_refused(reply: network.Reply) -> str:
+    """Return why a reply to a connection is not the fence's refusal, or nothing.
+
+    The fence answers with a reset, at once. Any router on the way may say that it knows no way.
+    """
+    if reply.kind == "no-route":
+        return f"has no route, so nothing is proven: {reply}"
+    if reply.kind == "unreachable":
+        return f"is not refused by the fence but unreachable behind it, so nothing is proven: {reply}"
+    if reply.kind != "refused" or reply.seconds > REJECT_WITHIN:
+        return f"is not refused but left waiting: {reply}"
+    return ""
+
+
 def dns_closed(expected: Expectations, system: System) -> str:
     """Nobody answers DNS: the gateway, an outside address, the host's resolvers, and the container's."""
     known = [expected.gateway, expected.probe[0], *expected.resolvers, *_nameservers(system)]
     servers = [server for server in dict.fromkeys(known) if server != EMBEDDED_DNS][:MAX_SERVERS]
-    for (server, way, record), reply, _ in _ask_all(system, servers, expected.outside_name):
+    replies = _ask_all(system, servers, expected.outside_name)
+    for (server, way, record), reply, _ in replies:
         if reply.kind == "data":
             raise Failed(f"{server} answers a query for {record} over {way}")
-        if reply.kind == "connected":
+        if reply.kind in REACHED:
             raise Failed(f"{server} accepts connections on port {DNS_PORT}")
-    return f"no answer from {', '.join(servers)}"
+    # Silence alone proves nothing: perhaps none of them is there, or answers DNS to anybody.
+    outside = expected.probe[0]
+    tries = [reply for (server, way, _), reply, _ in replies if (server, way) == (outside, "TCP")]
+    problems = [not_refused(reply) for reply in tries]
+    if all(problems):
+        raise Failed(f"nobody answers, yet {outside}:{DNS_PORT} {problems[0]}")
+    return f"no answer from {', '.join(servers)}; {outside}:{DNS_PORT} is refused"
 
 
 def embedded_dns_closed(expected: Expectations, system: System) -> str:
@@ -100,8 +121,10 @@ def host_service(port: int) -> Check:
         found = _hosts(system).get(HOST_ALIAS, [])
         if found != [expected.gateway]:
             raise Failed(f"{HOST_ALIAS} is {', '.join(found) or 'unknown'}, not {expected.gateway}")
-        reply = system.tcp(expected.gateway, port)
-        if reply.kind != "connected":
+        reply = system.tcp(expected.gateway, port, linger=LINGER)
+        if reply.kind == "closed":
+            raise Failed(f"nothing listens on 127.0.0.1:{port} of the host, or it hangs up at once: {reply}")
+        if reply.kind not in REACHED:
             raise Failed(f"{HOST_ALIAS}:{port}: {reply}")
         return str(reply)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,26 @@ from . import network
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+class Mount:
+    """One line of /proc/self/mountinfo.
+
+    device: major:minor of the file system. root: what of it is mounted. point: where. options: the mount's
+    own. kind: of the file system.
+    """
+
+    def __init__(self, line: str) -> None:
+        # At spaces only: others are escaped, but those of other alphabets are not.
+        fields = line.split(" ")
+        self.device, self.root, self.point = fields[2], _unescape(fields[3]), _unescape(fields[4])
+        self.options = set(fields[5].split(","))
+        self.kind = fields[fields.index("-", 6) + 1]
+
+    @property
+    def ro(self) -> bool:
+        """Whether nothing can be written by way of this mount."""
+        return "ro" in self.options
 
 
 class System:
@@ -53,12 +74,19 @@ class System:
 
     def mounts(self) -> dict[str, set[str]]:
         """Return mount point -> the mount's options."""
-        found = {}
-        for line in self.read("/proc/self/mountinfo").splitlines():
-            fields = line.split()
-            if len(fields) >= 6:
-                found[_unescape(fields[4])] = set(fields[5].split(","))
-        return found
+        return {mount.point: mount.options for mount in self.mount_table()}
+
+    def mount_table(self) -> list[Mount]:
+        """Return every mount, in the kernel's order: of two at one place the later one covers the other."""
+        # Not splitlines: a mount point may hold other characters that end a line.
+        return [Mount(line) for line in self.read("/proc/self/mountinfo").split("\n") if line]
+
+    def is_socket(self, path: str) -> bool:
+        """Say whether that is a socket; what cannot be looked at cannot be connected to."""
+        try:
+            return stat.S_ISSOCK(self.real(path).lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return False
 
     def flags(self, path: str) -> int:
         """Return the flags (os.ST_RDONLY, …) of the mount that ``path`` is on."""
@@ -99,9 +127,9 @@ class System:
         real = self.real(path)
         real.chmod(real.stat().st_mode & 0o7777)
 
-    def tcp(self, address: str, port: int, payload: bytes = b"") -> network.Reply:
-        """Connect; with a payload, send it and wait for an answer."""
-        return network.tcp(address, port, payload)
+    def tcp(self, address: str, port: int, payload: bytes = b"", linger: float = 0.0) -> network.Reply:
+        """Connect; with a payload, send it and wait for an answer; else see that it lasts so many seconds."""
+        return network.tcp(address, port, payload, linger)
 
     def udp(self, address: str, port: int, payload: bytes) -> network.Reply:
         """Send one datagram and wait for an answer."""

@@ -22,6 +22,29 @@ RESOLVER = "203.0.113.53"
 HOME = "/home/zoe"
 PROJECT = f"{HOME}/Projects/demo"
 NOTES = f"{HOME}/notes"
+STATE = "/home/agent/.cache/tool"
+ENGINE_FILES = "/var/lib/docker/containers/" + "0f" * 32
+
+# What Docker Engine 26 mounts in a container with an init process and no terminal, on cgroup 2.
+DOCKERS_MOUNTS = f"""\
+911 555 0:69 / / rw,relatime - overlay overlay rw,lowerdir=/a:/b,upperdir=/c,workdir=/d
+912 911 0:83 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw
+913 911 0:84 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755
+914 913 0:90 / /dev/pts rw,nosuid,noexec,relatime - devpts devpts rw,gid=5,mode=620,ptmxmode=666
+915 911 0:91 / /sys ro,nosuid,nodev,noexec,relatime - sysfs sysfs ro
+916 915 0:38 / /sys/fs/cgroup ro,nosuid,nodev,noexec,relatime - cgroup2 cgroup rw
+917 913 0:80 / /dev/mqueue rw,nosuid,nodev,noexec,relatime - mqueue mqueue rw
+918 913 0:92 / /dev/shm rw,nosuid,nodev,noexec,relatime - tmpfs shm rw,size=65536k
+919 911 254:0 /usr/bin/tini-static /usr/sbin/docker-init ro,relatime master:608 - ext4 /dev/vda rw
+920 911 254:0 {ENGINE_FILES}/resolv.conf /etc/resolv.conf rw,relatime - ext4 /dev/vda rw
+921 911 254:0 {ENGINE_FILES}/hostname /etc/hostname rw,relatime - ext4 /dev/vda rw
+922 911 254:0 /home/zoe/.local/share/corral/demo/sessions/53aae0c2/hosts /etc/hosts ro - ext4 /dev/vda rw
+718 912 0:83 /bus /proc/bus ro,nosuid,nodev,noexec,relatime - proc proc rw
+721 912 0:83 /sys /proc/sys ro,nosuid,nodev,noexec,relatime - proc proc rw
+722 912 0:114 / /proc/acpi ro,relatime - tmpfs tmpfs ro
+724 912 0:84 /null /proc/keys rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755
+726 915 0:115 / /sys/firmware ro,relatime - tmpfs tmpfs ro
+"""
 
 BODY: dict[str, Any] = {
     "uid": 1000,
@@ -31,7 +54,7 @@ BODY: dict[str, Any] = {
     "probe": {"address": PROBE, "port": 443},
     "mounts_rw": [PROJECT],
     "mounts_ro": [NOTES],
-    "state": ["/home/agent/.cache/tool"],
+    "state": [STATE],
     "host_services": [8081],
     "names": {"api.example": ["203.0.113.11", "203.0.113.10"]},
     "env_file": f"{HOME}/secret.env",
@@ -74,6 +97,14 @@ def mountinfo(*mounts: tuple[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def bound(point: str, options: str = "rw,relatime", kind: str = "ext4", root: str | None = None) -> str:
+    """Return the line of one mount, of ``root`` of a file system that is none of Docker's."""
+    return f"999 911 254:0 {root or point} {point} {options} - {kind} /dev/vda rw\n"
+
+
+POLICYS_MOUNTS = bound(PROJECT) + bound(NOTES, "ro,relatime") + bound(STATE)
+
+
 class Container(System):
     """Files are real, below ``root``; the kernel's answers are attributes that a test may set."""
 
@@ -87,15 +118,16 @@ class Container(System):
         self.exit_code = 1
         self.executed: list[Sequence[str]] = []
         self.open_tcp: dict[tuple[str, int], Reply] = {(GATEWAY, 8081): Reply("connected", 0.001)}
+        self.lingered: dict[tuple[str, int], float] = {}
         self.open_udp: dict[tuple[str, int], Reply] = {}
         self.put("/proc/self/status", "".join(f"{name}:\t{value}\n" for name, value in STATUS.items()))
-        self.put("/proc/self/mountinfo", mountinfo((PROJECT, "rw"), (NOTES, "ro,relatime")))
+        self.put("/proc/self/mountinfo", DOCKERS_MOUNTS + POLICYS_MOUNTS)
         self.put("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1\n")
         self.put("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1\n")
         self.put("/proc/net/if_inet6", "")
         self.put("/etc/hosts", HOSTS)
         self.put("/etc/resolv.conf", "nameserver 127.0.0.11\noptions ndots:0\n")
-        for directory in (PROJECT, NOTES, "/home/agent/.cache/tool", "/usr/bin"):
+        for directory in (PROJECT, NOTES, STATE, "/usr/bin"):
             self.real(directory).mkdir(parents=True)
 
     def put(self, path: str, text: str = "", mode: int = 0o644) -> Path:
@@ -139,7 +171,8 @@ class Container(System):
         if path in self.refused:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    def tcp(self, address: str, port: int, payload: bytes = b"") -> Reply:
+    def tcp(self, address: str, port: int, payload: bytes = b"", linger: float = 0.0) -> Reply:
+        self.lingered[address, port] = linger
         return self.open_tcp.get((address, port), Reply("refused", 0.001, code=errno.ECONNREFUSED))
 
     def udp(self, address: str, port: int, payload: bytes) -> Reply:

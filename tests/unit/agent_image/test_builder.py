@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from docker.errors import APIError, DockerException, ImageNotFound
 
-from agent_image.builder import MISSING, Built, both_cases, build, uses_buildkit
+from agent_image.builder import MISSING, Built, both_cases, build, cli_environment, uses_buildkit
 from agent_image.buildlog import Progress, hint_for
 from agent_image.context import LABEL_INPUTS, digest
 from policy.errors import EngineError, PolicyError
 from tests.unit.agent_image.goldens import opencode
 
+ENGINE = "unix:///run/other/docker.sock"
 TAG = "corral/demo-0123abcd:latest"
 SECRET = "s3cret"
 PROXY = f"http://me:{SECRET}@proxy.example:3128"
@@ -46,7 +47,7 @@ class Engine:
 
     def run(self, argv: Sequence[str], env: Mapping[str, str], on_line: Progress) -> int:
         self.commands.append((argv, env))
-        if argv[1] == "buildx":
+        if list(argv[1:]) == ["buildx", "version"]:
             return 0 if self.buildx else MISSING
         for line in self.output:
             on_line(line)
@@ -71,6 +72,7 @@ class Case:
             "directory": self.directory,
             "log": self.log,
             "api": self.engine,
+            "engine": ENGINE,
             "runner": self.engine,
             "environ": {"PATH": "/bin"},
             "progress": self.shown.append,
@@ -150,9 +152,26 @@ def test_proxies_reach_buildkit_by_environment_never_by_argv(buildkit: Case) -> 
         "https_proxy",
     ]
     assert SECRET not in " ".join(argv)
-    assert env == {"PATH": "/bin", "DOCKER_BUILDKIT": "1", "https_proxy": PROXY, "HTTPS_PROXY": PROXY}
-    assert argv[:2] == ("docker", "build")
+    assert env == {"PATH": "/bin", "DOCKER_HOST": ENGINE, "https_proxy": PROXY, "HTTPS_PROXY": PROXY}
+    assert argv[:4] == ("docker", "buildx", "build", "--load")
     assert argv[-1] == str(buildkit.directory)
+
+
+def test_every_docker_command_talks_to_the_engine_of_the_api(buildkit: Case) -> None:
+    detours = {
+        "BUILDX_BUILDER": "remote",
+        "DOCKER_CERT_PATH": "/certificates",
+        "DOCKER_CONTEXT": "remote",
+        "DOCKER_HOST": "ssh://elsewhere.example",
+        "DOCKER_TLS": "1",
+        "DOCKER_TLS_VERIFY": "1",
+    }
+    kept = {"PATH": "/bin", "DOCKER_CONFIG": "/home/zoe/.docker"}
+    buildkit.build(environ={**kept, **detours})
+    assert len(buildkit.engine.commands) == 2
+    for _, env in buildkit.engine.commands:
+        assert env == {**kept, "DOCKER_HOST": ENGINE}
+    assert cli_environment({}, ENGINE) == {"DOCKER_HOST": ENGINE}
 
 
 def test_without_proxies_no_argument_is_given(case: Case) -> None:
@@ -208,6 +227,37 @@ def test_login_of_a_proxy_is_never_shown_or_kept(case: Case) -> None:
     error = failing(case, f"cannot connect to {PROXY}", f"password {SECRET} refused")
     assert SECRET not in error.render() + case.log.read_text() + "".join(case.shown)
     assert "***@proxy.example" in error.message
+
+
+@pytest.mark.parametrize(
+    ("login", "printed"),
+    [
+        ("me:p%40ss%2fw%C3%B6rd", "me:p%40ss%2fw%C3%B6rd"),
+        ("me:p%40ss%2fw%C3%B6rd", "p@ss/wörd"),
+        ("me:p%40ss%2fw%C3%B6rd", "p%40ss%2Fw%C3%B6rd"),
+        ("me:p%40ss%2fw%C3%B6rd", "p%40ss%2Fw%c3%b6rd"),
+        ("me:p@ss!word", "p%40ss%21word"),
+        ("me:pass:word", "pass%3Aword"),
+        ("to%2Bken", "to+ken"),
+        ("token:", "token"),
+        ("me:p%40ssw0rd", "bWU6cEBzc3cwcmQ="),
+    ],
+)
+def test_login_of_a_proxy_is_hidden_in_every_form_that_tools_print(
+    classic: Case, login: str, printed: str
+) -> None:
+    classic.engine.messages = [{"stream": f"<{printed}> refused\n"}, {"error": f"no: <{printed}>"}]
+    with pytest.raises(EngineError) as caught:
+        classic.build(proxies={"http_proxy": f"http://{login}@proxy.example:3128"})
+    assert classic.shown == ["<***> refused"]
+    assert classic.log.read_text() == "<***> refused\n"
+    assert caught.value.message.splitlines()[0] == "building the image failed: no: <***>"
+
+
+def test_without_a_login_nothing_is_hidden(classic: Case) -> None:
+    classic.engine.messages = [{"stream": "proxy.example: http\n"}]
+    classic.build(proxies={"http_proxy": "http://proxy.example:3128"})
+    assert classic.shown == ["proxy.example: http"]
 
 
 @pytest.mark.parametrize("before", [None, 0o644])

@@ -114,6 +114,13 @@ def test_options_of_the_hosts_apt_are_given_to_every_call() -> None:
     assert all(" -o Acquire::Check-Valid-Until=false " in line for line in calls)
 
 
+def test_archive_that_cannot_be_reached_ends_the_build() -> None:
+    for spec in (opencode(), opencode(ca_certificates=(CERTIFICATE,))):
+        updates = [line for line in render(spec).splitlines() if re.search(r"apt-get .*update;", line)]
+        assert len(updates) == 3
+        assert all(" -o APT::Update::Error-Mode=any update;" in line for line in updates)
+
+
 SOURCES = """\
 deb http://deb.example/debian bookworm main
 deb [signed-by=/usr/share/keyrings/a.gpg] https://deb.example/debian/ bookworm-updates main

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agent_image.files import entrypoint
+from agent_image.archive import executable
+from agent_image.files.entrypoint import main as entrypoint
 from tests.unit.agent_image.container import STATUS
-
-SCRIPT = Path(entrypoint.__file__)
 
 
 def status(**fields: str) -> dict[str, str]:
@@ -76,39 +77,158 @@ def test_exit_code_and_message_of_what_cannot_be_started(error: OSError, code: i
     assert "tool" in message
 
 
-def run(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run it the way a sandbox does: an ordinary user without any capability."""
+HOSTS = "127.0.0.1 localhost\n192.0.2.254 corral-host\n192.0.2.10 api.example\n"
+GATE = {
+    "probe": {"address": "192.0.2.1", "port": 443},
+    "resolver": "192.0.2.53",
+    "names": [{"host": "api.example", "ports": [443], "liveness": True, "optional": False}],
+    "services": [8081],
+}
+# A network of its own in which nothing listens but what is given, so that everything else is refused.
+NETWORK = """\
+ip link set lo up
+ip address add 192.0.2.0/24 dev lo
+mount --bind "$1" /etc/hosts
+shift
+exec "$@"
+"""
+LISTEN = """\
+import os, socket, sys
+sockets = []
+for place in sys.argv[1].split():
+    address, port = place.split(":")
+    sockets.append(socket.create_server((address, int(port))))
+    sockets[-1].set_inheritable(True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+LIVE = "192.0.2.10:443 192.0.2.254:8081"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A directory that any user may read, with the packed entrypoint and a hosts file."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "entrypoint").write_bytes(executable("entrypoint"))
+        (directory / "hosts").write_text(HOSTS)
+        (directory / "network").write_text(NETWORK)
+        (directory / "listen").write_text(LISTEN)
+        yield directory
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(place: Path) -> Run:
+    """Runs it the way a sandbox does: an ordinary user without any capability, behind a fence that holds."""
     if os.geteuid() != 0:
         pytest.skip("giving up capabilities needs root")
-    dropped = "--reuid=4242 --regid=4242 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs"
-    command = ["setpriv", *dropped.split(), sys.executable, "-IS", "-", *argv]
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command, input=SCRIPT.read_text(), capture_output=True, text=True, check=False, timeout=30, **options
-    )
+
+    def in_container(
+        *argv: str, listening: str = LIVE, gate: str | None = json.dumps(GATE), **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        network = ["unshare", "--net", "--mount", "sh", "-e", str(place / "network"), str(place / "hosts")]
+        listen = [sys.executable, "-IS", str(place / "listen"), listening]
+        dropped = (
+            "--reuid=4242 --regid=4242 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs"
+        )
+        command = [
+            *network,
+            *listen,
+            "setpriv",
+            *dropped.split(),
+            "/usr/bin/python3",
+            "-IS",
+            str(place / "entrypoint"),
+        ]
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **env}
+        if gate is not None:
+            environment["CORRAL_GATE"] = gate
+        return subprocess.run(
+            [*command, *argv], env=environment, capture_output=True, text=True, check=False, timeout=30
+        )
+
+    return in_container
 
 
-def test_program_takes_its_place() -> None:
+PASSED = [
+    "corral-firewall: pinned api.example -> 192.0.2.10",
+    "corral-firewall: OK: unlisted host blocked",
+    "corral-firewall: OK: DNS closed",
+    "corral-firewall: OK: allowlisted host api.example (192.0.2.10) reachable",
+    "corral-firewall: OK: host service 8081 reachable",
+    "corral-firewall: egress policy applied",
+]
+
+
+def test_program_takes_its_place_once_the_gate_has_passed(run: Run) -> None:
     done = run("/bin/sh", "-c", "echo $0; exit 7", "name")
-    assert (done.returncode, done.stdout, done.stderr) == (7, "name\n", "")
+    assert (done.returncode, done.stdout) == (7, "name\n")
+    assert done.stderr.splitlines() == PASSED
 
 
-def test_program_is_looked_up_in_path() -> None:
-    assert run("true", env={"PATH": "/usr/bin:/bin"}).returncode == 0
+def test_the_program_is_not_told_what_the_gate_was_told(run: Run) -> None:
+    assert run("sh", "-c", "env", OTHER="kept").stdout.count("CORRAL_GATE") == 0
+    assert "OTHER=kept" in run("sh", "-c", "env", OTHER="kept").stdout
 
 
-def test_missing_program_is_named() -> None:
-    done = run("no-such-program", env={"PATH": "/usr/bin:/bin"})
+@pytest.mark.parametrize(
+    ("listening", "told"),
+    [
+        (f"{LIVE} 192.0.2.1:443", "unlisted host reachable — isolation broken"),
+        (
+            f"{LIVE} 192.0.2.53:53",
+            "DNS reachable: 192.0.2.53 accepts connections over TCP — isolation broken",
+        ),
+        (
+            f"{LIVE} 192.0.2.254:53",
+            "DNS reachable: 192.0.2.254 accepts connections over TCP — isolation broken",
+        ),
+        ("192.0.2.254:8081", "allowlisted host api.example not reachable: 192.0.2.10 on port 443: refused; "),
+        ("192.0.2.10:443", "host service 8081 not reachable: corral-host:8081 refused"),
+    ],
+    ids=["unlisted", "resolver", "gateway", "name", "service"],
+)
+def test_program_is_never_started_when_the_gate_does_not_pass(run: Run, listening: str, told: str) -> None:
+    done = run("echo", "started", listening=listening)
+    assert (done.returncode, done.stdout) == (1, "")
+    (error,) = [line for line in done.stderr.splitlines() if "ERROR" in line]
+    assert error.startswith(f"corral-firewall: ERROR: {told}")
+    assert "egress policy applied" not in done.stderr
+
+
+@pytest.mark.parametrize("gate", [None, "", "{}", "nonsense", json.dumps({**GATE, "probe": None})])
+def test_a_gate_that_is_left_out_is_a_gate_that_is_closed(run: Run, gate: str | None) -> None:
+    done = run("echo", "started", gate=gate)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("corral-entrypoint: ERROR: CORRAL_GATE does not say what to check")
+
+
+def test_the_sentences_are_the_same_in_every_locale(run: Run) -> None:
+    done = run("echo", "started", listening=f"{LIVE} 192.0.2.1:443", LC_ALL="C", LANG="C")
+    assert "unlisted host reachable — isolation broken" in done.stderr
+
+
+def test_program_is_looked_up_in_path(run: Run) -> None:
+    assert run("true").returncode == 0
+
+
+def test_missing_program_is_named(run: Run) -> None:
+    done = run("no-such-program")
     assert done.returncode == 127
-    assert done.stderr == "corral-entrypoint: ERROR: there is no program 'no-such-program' in the image\n"
+    last = done.stderr.splitlines()[-1]
+    assert last == "corral-entrypoint: ERROR: there is no program 'no-such-program' in the image"
 
 
-def test_program_that_is_no_program_is_named() -> None:
+def test_program_that_is_no_program_is_named(run: Run) -> None:
     done = run("/etc/passwd")
     assert done.returncode == 126
     assert "'/etc/passwd' cannot be executed: Permission denied" in done.stderr
 
 
-def test_script_without_its_interpreter_is_not_called_missing() -> None:
+def test_script_without_its_interpreter_is_not_called_missing(run: Run) -> None:
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "script"
         script.write_text("#!/no/such/interpreter\n")
@@ -119,21 +239,24 @@ def test_script_without_its_interpreter_is_not_called_missing() -> None:
     assert "its interpreter" in done.stderr
 
 
-def test_signals_that_python_ignores_work_again_in_the_program() -> None:
+def test_signals_that_python_ignores_work_again_in_the_program(run: Run) -> None:
     done = run("/bin/sh", "-c", "grep SigIgn /proc/self/status")
     ignored = int(done.stdout.split()[1], 16)
     assert not ignored & (1 << (signal.SIGPIPE - 1))
     assert not ignored & (1 << (signal.SIGXFSZ - 1))
 
 
-def test_nothing_given_is_an_error() -> None:
+def test_nothing_given_is_an_error(run: Run) -> None:
     done = run()
     assert (done.returncode, done.stderr) == (1, "corral-entrypoint: ERROR: no program given\n")
 
 
-def test_program_is_never_started_in_another_container() -> None:
+def test_program_is_never_started_in_another_container(place: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-IS", str(SCRIPT), "echo", "started"], capture_output=True, text=True, check=False
+        [sys.executable, "-IS", str(place / "entrypoint"), "echo", "started"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert done.stdout == ""

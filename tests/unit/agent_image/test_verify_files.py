@@ -2,15 +2,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_image.files.verify import files
 from agent_image.files.verify.system import System
-from tests.unit.agent_image.container import HOME, NOTES, PROJECT, Container, expect, mountinfo, outcome
+from tests.unit.agent_image.container import (
+    HOME,
+    NOTES,
+    PROJECT,
+    STATE,
+    Container,
+    expect,
+    mountinfo,
+    outcome,
+)
 
 SOCKET = "/var/run/docker.sock"
-STATE = "/home/agent/.cache/tool"
 
 
 def test_docker_socket_is_found_even_as_a_dangling_link(container: Container) -> None:
@@ -68,8 +77,12 @@ def test_policy_that_mounts_the_home_is_found(container: Container, mount: str) 
 
 def test_host_user_called_agent_is_judged_by_mounts_alone(container: Container) -> None:
     container.put("/home/agent/.bashrc")
-    changes = {"home": "/home/agent", "mounts_rw": ["/home/agent/work"], "mounts_ro": []}
+    changes: dict[str, Any] = {"home": "/home/agent", "mounts_rw": ["/home/agent/work"], "mounts_ro": []}
     container.put("/proc/self/mountinfo", mountinfo(("/home/agent/work", "rw"), (STATE, "rw")))
+    assert outcome(files.host_home_only_mounts, container, **changes)[0] == "ok"
+    container.put("/proc/self/mountinfo", mountinfo(("/home/agent/.env", "ro")))
+    assert outcome(files.host_home_only_mounts, container, **changes)[0] == "fail"
+    changes["shadows"] = ["/home/agent/.env"]
     assert outcome(files.host_home_only_mounts, container, **changes)[0] == "ok"
     container.put("/proc/self/mountinfo", mountinfo(("/home/agent/.ssh", "rw")))
     assert outcome(files.host_home_only_mounts, container, **changes)[0] == "fail"

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,47 @@ def test_host_that_says_nothing_is_a_time_out() -> None:
 def test_server_that_accepts_and_says_nothing_is_connected() -> None:
     with listener() as server:
         assert network.tcp("127.0.0.1", port_of(server), b"\0\1?", wait=WAIT).kind == "connected"
+
+
+@contextlib.contextmanager
+def serving(serve: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Accept one connection, let ``serve`` have it, close it; yield the port."""
+    with listener() as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            with connection:
+                serve(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield port_of(server)
+        thread.join()
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("end", [lambda _: None, reset], ids=["end", "reset"])
+def test_server_that_hangs_up_at_once_is_told_from_one_that_waits(
+    end: Callable[[socket.socket], object],
+) -> None:
+    with serving(end) as port:
+        assert network.tcp("127.0.0.1", port, linger=5).kind == "closed"
+    with listener() as server:
+        assert network.tcp("127.0.0.1", port_of(server), linger=WAIT).kind == "connected"
+
+
+def test_server_that_speaks_first_is_heard() -> None:
+    with serving(lambda connection: connection.sendall(b"220 ready")) as port:
+        reply = network.tcp("127.0.0.1", port, linger=5)
+    assert (reply.kind, reply.data) == ("data", b"220 ready")
+
+
+def test_question_that_is_answered_by_a_reset_reached_somebody() -> None:
+    with serving(reset) as port:
+        assert network.tcp("127.0.0.1", port, b"\0\1?", wait=5).kind == "closed"
 
 
 def test_answer_in_pieces_is_put_together() -> None:

@@ -21,13 +21,23 @@ def test_refusal_at_once_is_a_blocked_host(container: Container) -> None:
         Reply("connected", 0.01),
         Reply("data", 0.01, b"x"),
         Reply("timeout", 0.9),
-        Reply("unreachable", 1.2, code=errno.EHOSTUNREACH),
+        Reply("unreachable", 0.01, code=errno.EHOSTUNREACH),
+        Reply("unreachable", 0.01, code=errno.EACCES),
+        Reply("closed", 0.01),
+        Reply("refused", 1.2, code=errno.ECONNREFUSED),
         Reply("no-route", 0.0, code=errno.ENETUNREACH),
     ],
 )
 def test_host_that_is_not_refused_at_once_is_found(container: Container, reply: Reply) -> None:
     container.open_tcp[PROBE, 443] = reply
     assert outcome(reach.unlisted_host_blocked, container)[0] == "fail"
+
+
+def test_router_that_knows_no_way_is_not_the_fence(container: Container) -> None:
+    container.open_tcp[PROBE, 443] = Reply("unreachable", 0.01, code=errno.EHOSTUNREACH)
+    status, detail = outcome(reach.unlisted_host_blocked, container)
+    assert status == "fail"
+    assert "unreachable behind it, so nothing is proven: unreachable (EHOSTUNREACH)" in detail
 
 
 def test_time_out_is_told_from_a_reachable_host(container: Container) -> None:
@@ -49,7 +59,37 @@ def test_silence_over_udp_is_no_answer(container: Container) -> None:
 
 def test_dns_without_answers_is_closed(container: Container) -> None:
     container.open_tcp[GATEWAY, 53] = Reply("timeout", 0.9)
-    assert outcome(reach.dns_closed, container) == ("ok", f"no answer from {GATEWAY}, {PROBE}, {RESOLVER}")
+    assert outcome(reach.dns_closed, container) == (
+        "ok",
+        f"no answer from {GATEWAY}, {PROBE}, {RESOLVER}; {PROBE}:53 is refused",
+    )
+
+
+@pytest.mark.parametrize("resolvers", [[], ["127.0.0.53"], [RESOLVER]])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply("timeout", 0.9),
+        Reply("unreachable", 0.01, code=errno.EHOSTUNREACH),
+        Reply("no-route", 0.0, code=errno.ENETUNREACH),
+    ],
+)
+def test_silence_that_nobody_enforces_is_no_closed_dns(
+    container: Container, resolvers: list[str], reply: Reply
+) -> None:
+    container.open_tcp[PROBE, 53] = reply
+    status, detail = outcome(reach.dns_closed, container, resolvers=resolvers)
+    assert status == "fail"
+    assert f"{PROBE}:53" in detail
+
+
+def test_one_refusal_of_two_is_enough_on_a_lossy_way(container: Container) -> None:
+    replies = iter([Reply("timeout", 0.9)])
+    refused = Reply("refused", 0.001, code=errno.ECONNREFUSED)
+    container.tcp = (  # type: ignore[method-assign]
+        lambda address, *_, **__: next(replies, refused) if address == PROBE else refused
+    )
+    assert outcome(reach.dns_closed, container)[0] == "ok"
 
 
 @pytest.mark.parametrize("server", [GATEWAY, PROBE, RESOLVER])
@@ -63,8 +103,9 @@ def test_any_answer_opens_dns(container: Container, server: str, way: str) -> No
 
 
 def test_port_53_that_takes_connections_is_not_closed(container: Container) -> None:
-    container.open_tcp[GATEWAY, 53] = Reply("connected", 0.01)
-    assert outcome(reach.dns_closed, container)[0] == "fail"
+    for kind in ("connected", "closed"):
+        container.open_tcp[GATEWAY, 53] = Reply(kind, 0.01)
+        assert outcome(reach.dns_closed, container)[0] == "fail"
 
 
 def test_resolver_of_the_container_is_asked_too(container: Container) -> None:
@@ -75,7 +116,7 @@ def test_resolver_of_the_container_is_asked_too(container: Container) -> None:
 
 def test_number_of_resolvers_that_are_asked_is_bounded(container: Container) -> None:
     container.put("/etc/resolv.conf", "".join(f"nameserver 203.0.113.{n}\n" for n in range(100, 200)))
-    assert outcome(reach.dns_closed, container)[1].count(",") == reach.MAX_SERVERS - 1
+    assert outcome(reach.dns_closed, container)[1].partition(";")[0].count(",") == reach.MAX_SERVERS - 1
 
 
 def answering(container: Container, code: int, answers: int, way: str = "udp") -> None:
@@ -83,7 +124,7 @@ def answering(container: Container, code: int, answers: int, way: str = "udp") -
         assert (address, port) == EMBEDDED
         return Reply("data", 0.001, dns_reply(code, answers, payload))
 
-    def tcp(address: str, port: int, payload: bytes = b"") -> Reply:
+    def tcp(address: str, port: int, payload: bytes = b"", linger: float = 0.0) -> Reply:
         assert (address, port) == EMBEDDED
         return Reply("data", 0.001, b"\0\x0c" + dns_reply(code, answers, payload[2:]))
 
@@ -121,6 +162,19 @@ def test_answer_to_another_question_is_not_taken_for_a_refusal(container: Contai
 
 
 def test_host_service_is_reached_by_its_name(container: Container) -> None:
+    assert outcome(reach.host_service(8081), container)[0] == "ok"
+
+
+def test_relay_with_nothing_behind_it_is_no_host_service(container: Container) -> None:
+    container.open_tcp[GATEWAY, 8081] = Reply("closed", 0.002)
+    status, detail = outcome(reach.host_service(8081), container)
+    assert status == "fail"
+    assert "nothing listens on 127.0.0.1:8081 of the host" in detail
+    assert container.lingered[GATEWAY, 8081] >= 0.3
+
+
+def test_host_service_may_speak_first(container: Container) -> None:
+    container.open_tcp[GATEWAY, 8081] = Reply("data", 0.002, b"220 ready")
     assert outcome(reach.host_service(8081), container)[0] == "ok"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import pty
 import select
@@ -10,13 +11,13 @@ import signal
 import socket
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from corral import attach as module
 from corral.attach import Streams, attach
-from policy.errors import EngineError
+from policy.errors import CorralError, EngineError
 from tests.unit.corral.attach_doubles import PATIENCE, Engine, FakeContainer, Pipes, Tty, drain, frame, script
 
 
@@ -290,6 +291,137 @@ def test_a_container_that_does_not_start_leaves_everything_as_it_was(
     with pytest.raises(EngineError):
         attach(FakeContainer(on_start=refuse), wire[0], streams=pipes.streams, tty=False)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_output_that_cannot_be_written_ends_the_container_and_is_an_error(
+    wire: tuple[socket.socket, Engine], pipes: Pipes, stream: int
+) -> None:
+    near, engine = wire
+    container = FakeContainer()
+    full = os.open("/dev/full", os.O_WRONLY)
+    streams = Streams(
+        pipes.stdin, full if stream == 1 else pipes.stdout, full if stream == 2 else pipes.stderr
+    )
+
+    def play() -> None:
+        engine.far.sendall(frame(stream, b"lost"))
+        container.wait_told(lambda: container.signals == ["SIGTERM"])
+        engine.far.close()
+        container.end(0)
+
+    name = {1: "stdout", 2: "stderr"}[stream]
+    try:
+        with (
+            script(play),
+            pytest.raises(CorralError, match=f"cannot write to {name}: No space left") as caught,
+        ):
+            attach(container, near, streams=streams, tty=False)
+    finally:
+        os.close(full)
+    assert "make room" in str(caught.value.hint)
+
+
+def hurrying() -> Callable[[], float]:
+    """A clock on which every time of grace is over when it is looked at again."""
+    now = itertools.count(0.0, 1000.0)
+    return lambda: next(now)
+
+
+def test_a_signal_during_the_start_is_not_lost_and_decides_the_exit_code(
+    wire: tuple[socket.socket, Engine], pipes: Pipes
+) -> None:
+    near, engine = wire
+    # The program is not there yet when the signal is forwarded, so it ignores it.
+    container = FakeContainer(on_start=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def play() -> None:
+        container.wait_told(lambda: container.signals == ["SIGINT", "SIGKILL"])
+        engine.far.close()
+        container.end(137)
+
+    with script(play):
+        code = attach(container, near, streams=pipes.streams, tty=False, clock=hurrying())
+    assert code == 128 + signal.SIGINT
+
+
+def test_a_signal_before_the_start_means_that_nothing_is_started(
+    wire: tuple[socket.socket, Engine], pipes: Pipes
+) -> None:
+    container = FakeContainer()
+
+    def handle(number: int, handler: object) -> object:
+        if number == signal.SIGTERM and callable(handler):
+            handler(number, None)
+        return signal.SIG_DFL
+
+    assert attach(container, wire[0], streams=pipes.streams, tty=False, handle=handle) == 143
+    assert not container.started.is_set()
+
+
+@pytest.mark.parametrize("how", ["signal", "terminal"])
+def test_a_container_that_ignores_the_hang_up_is_asked_and_then_killed(
+    wire: tuple[socket.socket, Engine], how: str
+) -> None:
+    near, engine = wire
+    person, side = pty.openpty()
+    other = os.dup(side)
+    container = FakeContainer()
+
+    def play() -> None:
+        container.started.wait(PATIENCE)
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGHUP)
+        else:
+            os.close(person)
+        container.wait_told(lambda: container.signals == ["SIGHUP", "SIGTERM", "SIGKILL"])
+        engine.far.close()
+        container.end(137)
+
+    try:
+        with script(play):
+            streams = Streams(side, other, other)
+            assert attach(container, near, streams=streams, tty=True, clock=hurrying()) == 137
+    finally:
+        os.close(side)
+        os.close(other)
+        if how == "signal":
+            os.close(person)
+
+
+def test_a_container_that_ends_when_asked_is_not_killed(
+    wire: tuple[socket.socket, Engine], pipes: Pipes
+) -> None:
+    near, engine = wire
+    container = FakeContainer()
+
+    def play() -> None:
+        container.started.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGHUP)
+        container.wait_told(lambda: container.signals == ["SIGHUP"])
+        engine.far.close()
+        container.end(129)
+
+    with script(play):
+        assert attach(container, near, streams=pipes.streams, tty=False, clock=lambda: 0.0) == 129
+    assert container.signals == ["SIGHUP"]
+
+
+def test_a_container_that_ignores_that_its_reader_went_away_is_killed(
+    wire: tuple[socket.socket, Engine], pipes: Pipes
+) -> None:
+    near, engine = wire
+    container = FakeContainer()
+    pipes.close(pipes.out)
+
+    def play() -> None:
+        engine.far.sendall(frame(1, b"unwanted"))
+        container.wait_told(lambda: container.signals == ["SIGTERM", "SIGKILL"])
+        engine.far.close()
+        container.end(137)
+
+    with script(play):
+        assert attach(container, near, streams=pipes.streams, tty=False, clock=hurrying()) == 137
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from agent_image import builder
 from agent_image.builder import Built
 from corral import build as module
+from corral import state
 from corral.build import build_proxies, image_spec, read_certificates, suite_of
 from corral.context import Invocation
 from policy.errors import PolicyError
@@ -97,9 +99,38 @@ def test_proxies_reach_the_build_as_arguments_and_not_the_image(
         "HTTP_PROXY": "http://u:p@proxy.example:1",
     }
     assert "proxy.example" not in repr(call["spec"])
+    assert call["engine"] == "unix:///var/run/docker.sock"
     assert call["directory"] == invocation.paths.build
     assert call["log"].parent == invocation.paths.root
     assert invocation.paths.root.is_dir()
+
+
+def test_a_first_build_is_announced_without_a_terminal_too_and_so_is_a_proxy_it_cannot_use(
+    invocation: Invocation,
+    built: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    said: io.StringIO,
+) -> None:
+    proxies = Proxies(http="http://u:p@127.0.0.1:3128", https="http://proxy.example:1")
+    monkeypatch.setattr(module, "gather", lambda *_: BuildEnvironment(proxies))
+    module.build(invocation, force=False)
+    assert said.getvalue() == ""
+    (call,) = built
+    for line in ("step 1", "step 2"):
+        call["progress"](line)
+    announced, *warnings = said.getvalue().splitlines()
+    assert announced.startswith("corral: building the image of demo-")
+    (warning,) = warnings
+    assert "the build cannot use the http proxy http://***@127.0.0.1:3128" in warning
+    assert "build.proxy.http" in warning
+
+
+def test_the_image_s_sandbox_remembers_its_project(
+    invocation: Invocation, built: list[dict[str, Any]]
+) -> None:
+    module.build(invocation, force=False)
+    found = state.sandboxes_of(invocation.data, invocation.loaded.project)
+    assert found == [invocation.loaded.sandbox.id]
 
 
 def test_the_policy_s_own_mirror_wins(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from agent_image.files.verify.expectations import Expectations
 from corral import checks
 from corral.checks import Check, Sight, live_rules
+from enforcer.vetting import Vetting
 from policy.declaration import Declaration, HostService, Name
-from policy.errors import CorralError
 from policy.loader import LoadedPolicy
 
 ADDRESS, GATEWAY = "172.16.0.2", "172.16.0.1"
@@ -206,14 +207,31 @@ def test_the_last_words_of_a_dead_checker_are_shown() -> None:
 
 
 def test_the_probe_is_an_address_nobody_may_reach() -> None:
-    assert checks.probe_address([], []) == "192.0.2.1"
-    assert checks.probe_address(["192.0.2.0/24"], []) == "198.51.100.1"
-    assert checks.probe_address(["192.0.2.0/24", "198.51.100.0/24"], ["203.0.113.1"]) == "203.0.113.254"
-    everywhere = ["192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"]
-    # Permitted for names is not the same as pinned for one.
-    assert checks.probe_address(everywhere, ["192.0.2.1"]) == "198.51.100.1"
-    with pytest.raises(CorralError, match="no address left"):
-        checks.probe_address([], checks.PROBES)
+    def probe(*ranges: str) -> str:
+        return checks.probe_address([ip_network(text) for text in ranges])
+
+    assert probe() == "192.0.2.1"
+    assert probe("192.0.2.0/24") == "198.51.100.1"
+    assert probe("192.0.2.0/24", "198.51.100.0/24", "203.0.113.1/32", "2001:db8::/32") == "203.0.113.254"
+    last = probe("0.0.0.0/0", "::/0")
+    assert not Vetting.of(permit=["0.0.0.0/0"]).check(last).ok
+
+
+def test_what_the_gate_said_is_a_failure_of_its_own_for_each_problem() -> None:
+    said = (
+        "corral-firewall: pinned api.example.com -> 203.0.113.10\n"
+        "corral-firewall: ERROR: unlisted host reachable — isolation broken\n"
+        "corral-firewall: OK: DNS closed\n"
+        "corral-firewall: ERROR: host service 8081 not reachable: x\n"
+    )
+    found = checks.parse_checker("", said, 1)
+    assert [check.line() for check in found] == [
+        "FAIL gate: unlisted host reachable — isolation broken",
+        "FAIL gate: host service 8081 not reachable: x",
+    ]
+    # A checker that ran is believed about itself.
+    row = '{"check": "a", "status": "ok", "detail": ""}'
+    assert [check.name for check in checks.parse_checker(row, said, 0)] == ["a"]
 
 
 def test_the_checker_understands_what_it_is_told(

@@ -98,7 +98,12 @@ def test_without_the_enforcer_run_says_how_to_start_it(
         (NotReadyError("m"), 1, "corral: m"),
         (InstallError("m"), 1, "corral: m"),
         (CorralError("m", "do it"), 1, "corral: m\n  fix: do it"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "corral: [Errno 13] Permission denied: '/x'"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "corral: /x: Permission denied\n  fix: look who"),
+        (
+            OSError(28, "No space left on device", "/x"),
+            1,
+            "corral: /x: No space left on device\n  fix: make room",
+        ),
         (ValueError("odd"), 1, "corral: internal error: ValueError: odd"),
         (KeyboardInterrupt(), 130, ""),
         (SystemExit(143), 143, ""),
@@ -177,9 +182,17 @@ def test_down_with_nothing_to_do_is_exit_code_0(
     import corral.down
 
     write_policy(project)
-    monkeypatch.setattr(corral.down, "down", lambda _: Removed())
+    given: list[str | None] = []
+
+    def down(_: Any, sandbox: str | None) -> dict[str, Removed]:
+        given.append(sandbox)
+        return {"demo-0123abcd": Removed()}
+
+    monkeypatch.setattr(corral.down, "down", down)
     assert main(["down"]) == 0
-    assert capsys.readouterr().out.endswith(": nothing to do\n")
+    assert capsys.readouterr().out == "demo-0123abcd: nothing to do\n"
+    assert main(["down", "demo-0123abcd"]) == 0
+    assert given == [None, "demo-0123abcd"]
 
 
 def test_init_writes_a_policy_that_loads_and_never_overwrites(
@@ -237,6 +250,59 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
         timeout=60,
         **options,
     )
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["version"]])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(
+    arguments: list[str], project: Path
+) -> None:
+    root = Path(__file__).parents[3]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "corral.cli", *arguments],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            timeout=60,
+        )
+    assert done.returncode == 1
+    first, *rest = done.stderr.splitlines()
+    assert first == "corral: cannot write to stdout: No space left on device"
+    assert [line[:7] for line in rest] == ["  fix: "]
+
+
+def test_a_message_that_cannot_be_written_does_not_change_the_exit_code(project: Path) -> None:
+    root = Path(__file__).parents[3]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "corral.cli", "run"],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            timeout=60,
+        )
+    assert done.returncode == 2
+
+
+def test_a_full_disk_is_named_although_the_system_names_no_file(
+    monkeypatch: pytest.MonkeyPatch, project: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import corral.run
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(corral.run, "run", full)
+    monkeypatch.setattr(corral.run, "shell", full)
+    for command in ("run", "shell"):
+        assert main([command]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(
+            f"corral: {home}/.local/share/corral: No space left on device\n  fix: make room"
+        )
 
 
 def test_the_version_option_imports_nothing_heavy() -> None:

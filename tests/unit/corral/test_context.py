@@ -8,6 +8,7 @@ import pytest
 
 from corral import __version__, context, process
 from corral.context import check_versions, current_user, parse_git_identity, time_zone
+from corral.membership import Membership
 from policy.errors import CorralError, EnforcerError
 
 
@@ -49,12 +50,25 @@ def test_a_host_without_git_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_versions_must_be_equal_and_the_writer_reachable() -> None:
     writer = {"version": __version__, "reachable": True}
-    check_versions({"version": __version__, "api": 1, "writer": writer})
+    member = Membership(1000, "agnes", 999, member=True)
+    check_versions({"version": __version__, "api": 1, "writer": writer}, member)
     with pytest.raises(EnforcerError, match=r"the enforcer is 9\.9") as caught:
-        check_versions({"version": "9.9", "writer": writer})
+        check_versions({"version": "9.9", "writer": writer}, member)
     assert caught.value.hint == "corral install"
-    with pytest.raises(EnforcerError, match="cannot reach the netfilter writer"):
-        check_versions({"version": __version__, "writer": {"reachable": False}})
+    lost = {"version": __version__, "writer": {"reachable": False, "error": "no permission for /run/x"}}
+    with pytest.raises(EnforcerError, match="cannot reach the netfilter writer") as caught:
+        check_versions(lost, member)
+    assert "systemctl restart user@1000.service" in str(caught.value.hint)
+
+
+def test_another_user_s_runtime_directory_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"HOME": "/elsewhere", "XDG_RUNTIME_DIR": str(tmp_path)}
+    uid = os.stat(tmp_path).st_uid
+    assert current_user(environ, uid).environ["XDG_RUNTIME_DIR"] == str(tmp_path)
+    assert current_user(environ, uid + 1).environ["XDG_RUNTIME_DIR"] == f"/run/user/{uid + 1}"
+    assert current_user({"HOME": "/elsewhere"}, 1234).environ["XDG_RUNTIME_DIR"] == "/run/user/1234"
 
 
 def test_session_ids_are_eight_hex_digits_and_differ() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Network
@@ -11,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from agent_image.files.entrypoint import gate
 from corral import lifecycle, network, relay, state
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created, prepare
-from corral.session import SERVICE, Request, Terminal
+from corral.session import SERVICE, Outside, Request, Terminal
 from corral.subnets import Plan
+from enforcer.config import Config
 from policy.declaration import LABEL_EGRESS
 from policy.errors import CorralError, EnforcerError, EngineError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy
@@ -58,6 +62,36 @@ def test_a_container_is_ready_before_it_may_start_and_gone_afterwards(
         assert f"172.16.0.2      {SERVICE}" in hosts
     assert leftovers(invocation, docker_engine) == []
     assert enforcer.withdrawn == [session.ident]
+
+
+@pytest.mark.parametrize("purpose", ["run", "shell", "verify"])
+def test_every_container_is_told_what_its_gate_has_to_find(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    purpose: str,
+) -> None:
+    resolv_conf = tmp_path / "resolv.conf"
+    resolv_conf.write_text("nameserver 127.0.0.53\nnameserver 198.51.100.53\n")
+    monkeypatch.setattr(network, "RESOLV_CONFS", (tmp_path / "missing", resolv_conf))
+    config = Config(permit_ranges=(IPv4Network("192.0.2.0/24"),))
+    invocation.__dict__["config"] = config
+    with created(invocation, prepared, replace(request(), purpose=purpose)) as session:
+        env = docker_engine.containers_by_id[session.ident]["Body"]["Env"]
+    (text,) = [entry.partition("=")[2] for entry in env if entry.startswith("CORRAL_GATE=")]
+    policy = gate.parse_policy(text)
+    assert policy.probe == ("198.51.100.1", 443)
+    assert policy.resolver == "198.51.100.53"
+    assert [name.host for name in policy.names] == ["api.example.com", "git.example.com"]
+
+
+def test_without_a_resolver_outside_the_probe_is_asked(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "RESOLV_CONFS", ())
+    assert lifecycle.outside(invocation) == Outside("192.0.2.1", 443, "192.0.2.1")
 
 
 def test_a_policy_that_is_not_made_true_leaves_nothing_and_was_never_started(
@@ -103,6 +137,30 @@ def test_an_interrupted_create_leaves_no_container(
     monkeypatch.setattr(docker_engine, "create_container_from_config", interrupted)
     with pytest.raises(KeyboardInterrupt), created(invocation, prepared, request()):
         pytest.fail("the container was handed out")
+    assert leftovers(invocation, docker_engine) == []
+
+
+def test_an_interrupt_while_docker_creates_is_taken_when_the_container_is_known(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    enforcer: FakeEnforcer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = docker_engine.create_container_from_config
+    answered: list[str] = []
+
+    def slow(body: Any, name: str) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        answer = real(body, name)
+        answered.append(answer["Id"])
+        return answer
+
+    monkeypatch.setattr(docker_engine, "create_container_from_config", slow)
+    with pytest.raises(KeyboardInterrupt), created(invocation, prepared, request()):
+        pytest.fail("the container was handed out")
+    # Cut off in the middle, it would have been made after the clean-up had looked for it.
+    assert answered == enforcer.withdrawn
     assert leftovers(invocation, docker_engine) == []
 
 
@@ -218,13 +276,13 @@ def test_preparing_makes_image_network_relays_and_state(
     monkeypatch.setattr(network, "host_ranges", lambda environ: [])
     monkeypatch.setattr(relay, "bridge_ifindex", lambda sandbox: 7)
     monkeypatch.setattr(relay.Manager, "ensure", relays)
-    monkeypatch.setattr(lifecycle, "listens", lambda service: False)
     found = prepare(invocation)
     assert order == ["image", "relay 172.16.0.1:8081 7"]
     assert found.image == "sha256:built"
     assert str(found.plan.subnet) == "172.16.0.0/26"
     assert (invocation.paths.home / invocation.loaded.profile.state_dirs[0]).is_dir()
-    assert "nothing listens on 127.0.0.1:8081" in said.getvalue()
+    # Whether anything listens there is said by the gate, and only by it.
+    assert said.getvalue() == ""
 
 
 def test_the_configured_range_replaces_the_defaults() -> None:

@@ -1,24 +1,34 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent_image.files.entrypoint import gate
 from corral import session
-from corral.session import Request, Terminal, User
+from corral.session import Outside, Request, Terminal, User
 from policy.container import HOME, SessionSpec, create_body
+from policy.declaration import Declaration, Name
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 
 NO_TERMINAL = Terminal()
 TTY = Terminal(tty=True, stdin=True, columns=100, rows=30)
+OUTSIDE = Outside("192.0.2.1", 443, "198.51.100.53")
 PATHS = StatePaths(Path("/state/demo-0123abcd"))
 
 
 def request(terminal: Terminal = NO_TERMINAL) -> Request:
     return Request("run", ("agent",), "0a1b2c3d", terminal)
+
+
+def environment(
+    loaded: LoadedPolicy, user: User, request: Request, secrets: dict[str, str]
+) -> dict[str, str]:
+    return session.environment(loaded, user, request, secrets, OUTSIDE)
 
 
 def plan(loaded: LoadedPolicy, user: User, start: Path | None = None, **secrets: str) -> SessionSpec:
@@ -32,6 +42,7 @@ def plan(loaded: LoadedPolicy, user: User, start: Path | None = None, **secrets:
         address="172.16.0.2",
         start=start or loaded.project,
         ipv6=True,
+        outside=OUTSIDE,
     )
 
 
@@ -46,10 +57,11 @@ def test_only_named_variables_reach_the_container(loaded: LoadedPolicy, user: Us
         "COLORTERM": "truecolor",
         "HOME": "/somewhere",
         "CORRAL_SESSION_ID": "forged",
+        "CORRAL_GATE": "forged",
     }
-    env = session.environment(loaded, replace(user, environ=host, zone="Europe/Berlin"), request(TTY), {})
+    env = environment(loaded, replace(user, environ=host, zone="Europe/Berlin"), request(TTY), {})
     own = set(env) - set(loaded.profile.env)
-    assert own == {"HOME", "TERM", "COLORTERM", "LANG", "TZ", "CORRAL_SESSION_ID"}
+    assert own == {"HOME", "TERM", "COLORTERM", "LANG", "TZ", "CORRAL_SESSION_ID", "CORRAL_GATE"}
     assert env["HOME"] == HOME
     assert env["CORRAL_SESSION_ID"] == "0a1b2c3d"
     assert env["TERM"] == "xterm-256color"
@@ -57,7 +69,7 @@ def test_only_named_variables_reach_the_container(loaded: LoadedPolicy, user: Us
 
 def test_git_name_and_email_come_along_and_nothing_else_of_git(loaded: LoadedPolicy, user: User) -> None:
     who = replace(user, git={"name": "A. Author", "email": "author@example.com"})
-    env = session.environment(loaded, who, request(), {})
+    env = environment(loaded, who, request(), {})
     assert env["GIT_AUTHOR_NAME"] == env["GIT_COMMITTER_NAME"] == "A. Author"
     assert env["GIT_AUTHOR_EMAIL"] == env["GIT_COMMITTER_EMAIL"] == "author@example.com"
 
@@ -66,12 +78,16 @@ def test_the_profile_outranks_a_secret_and_a_secret_outranks_the_host(
     loaded: LoadedPolicy, user: User
 ) -> None:
     fixed = next(iter(loaded.profile.env))
-    env = session.environment(
-        loaded, replace(user, zone="UTC"), request(), {fixed: "secret", "TZ": "Asia/Tokyo", "HOME": "/x"}
+    env = environment(
+        loaded,
+        replace(user, zone="UTC"),
+        request(),
+        {fixed: "secret", "TZ": "Asia/Tokyo", "HOME": "/x", "CORRAL_GATE": "x"},
     )
     assert env[fixed] == loaded.profile.env[fixed]
     assert env["TZ"] == "Asia/Tokyo"
     assert env["HOME"] == HOME
+    assert env["CORRAL_GATE"] == session.gate(loaded.declaration, OUTSIDE)
 
 
 @pytest.mark.parametrize(
@@ -88,20 +104,20 @@ def test_the_profile_outranks_a_secret_and_a_secret_outranks_the_host(
 def test_the_locale_is_one_that_the_image_has(
     loaded: LoadedPolicy, user: User, given: dict[str, str], expected: str
 ) -> None:
-    assert session.environment(loaded, replace(user, environ=given), request(), {})["LANG"] == expected
+    assert environment(loaded, replace(user, environ=given), request(), {})["LANG"] == expected
 
 
 def test_without_a_terminal_there_is_no_TERM_and_a_strange_one_is_replaced(
     loaded: LoadedPolicy, user: User
 ) -> None:
-    assert "TERM" not in session.environment(loaded, replace(user, environ={"TERM": "xterm"}), request(), {})
+    assert "TERM" not in environment(loaded, replace(user, environ={"TERM": "xterm"}), request(), {})
     for term in ("", "a\nb", "../x"):
-        env = session.environment(loaded, replace(user, environ={"TERM": term}), request(TTY), {})
+        env = environment(loaded, replace(user, environ={"TERM": term}), request(TTY), {})
         assert env["TERM"] == "xterm"
 
 
 def test_a_zone_that_is_no_name_is_left_out(loaded: LoadedPolicy, user: User) -> None:
-    assert "TZ" not in session.environment(loaded, replace(user, zone="/etc/passwd"), request(), {})
+    assert "TZ" not in environment(loaded, replace(user, zone="/etc/passwd"), request(), {})
 
 
 def test_project_mounts_and_state_are_mounted_where_they_belong(
@@ -156,3 +172,37 @@ def test_the_plan_is_the_declaration_of_the_policy(loaded: LoadedPolicy, user: U
     assert (spec.sandbox, spec.service, spec.session) == (loaded.sandbox, "main", "0a1b2c3d")
     assert spec.hosts_file == "/state/demo-0123abcd/sessions/0a1b2c3d/hosts"
     assert (spec.uid, spec.gid) == (user.uid, user.gid)
+
+
+def test_the_gate_is_told_every_name_and_service_in_words_it_understands(
+    loaded_of: Callable[[str], LoadedPolicy],
+) -> None:
+    loaded = loaded_of(
+        "profile: opencode\nname: demo\negress:\n  profile_defaults: false\n  allow:\n"
+        "    - api.example.com\n"
+        "    - {host: git.example.com, ports: [22, 443], optional: true}\n"
+        "    - {host: quiet.example.com, liveness: false}\n"
+        "host_services:\n  - {name: b, port: 8082}\n  - {name: a, port: 8081}\n"
+    )
+    text = session.gate(loaded.declaration, OUTSIDE)
+    assert json.loads(text) == {
+        "probe": {"address": "192.0.2.1", "port": 443},
+        "resolver": "198.51.100.53",
+        "names": [
+            {"host": "api.example.com", "ports": [443], "liveness": True, "optional": False},
+            {"host": "git.example.com", "ports": [22, 443], "liveness": True, "optional": True},
+            {"host": "quiet.example.com", "ports": [443], "liveness": False, "optional": False},
+        ],
+        "services": [8081, 8082],
+    }
+    assert gate.parse_policy(text).services == [8081, 8082]
+
+
+def test_what_the_gate_is_told_fits_into_one_variable(loaded: LoadedPolicy) -> None:
+    # The kernel takes 128 KiB a string; a policy file is at most 64 KiB.
+    names = tuple(
+        Name(host=f"{number}.{'a' * 60}.{'b' * 60}.{'c' * 60}.example.com", optional=True, liveness=False)
+        for number in range(256)
+    )
+    text = session.gate(Declaration(names=names), OUTSIDE)
+    assert len(text) < 128 * 1024 - len("CORRAL_GATE=") - 1

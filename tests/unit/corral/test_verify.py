@@ -177,13 +177,11 @@ def test_a_session_that_lost_its_network_is_reported(
             verify.verify(invocation)
 
 
-def test_every_allowed_address_of_every_sandbox_is_known() -> None:
-    status = {
-        "sandboxes": [
-            {"sessions": [{"names": [{"addresses": ["203.0.113.1"], "lingering": ["203.0.113.2"]}, {}]}]},
-            {"sessions": [{}]},
-            {},
-        ]
-    }
-    assert verify.allowed_addresses(status) == ["203.0.113.1", "203.0.113.2"]
-    assert verify.allowed_addresses({}) == []
+def test_a_container_that_the_gate_stopped_fails_by_the_gates_words(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.stderr = "corral-firewall: ERROR: unlisted host reachable — isolation broken\n".encode()
+    docker_engine.exit_code = 1
+    found = [check for check in verify.verify(invocation) if check.status == "fail"]
+    assert "FAIL gate: unlisted host reachable — isolation broken" in [check.line() for check in found]
+    assert "checker" not in {check.name for check in found}

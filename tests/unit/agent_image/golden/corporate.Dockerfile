@@ -9,7 +9,7 @@ RUN set -eu; \
     for list in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do [ ! -f "$list" ] || sed -i -E -e 's#https?://[^ ]*/debian-security/?( |$)#https://mirror.example/debian-security\1#g' -e 's#https?://[^ ]*/debian/?( |$)#https://mirror.example/debian/\1#g' "$list"; done; \
     cat /usr/local/share/ca-certificates/corral/*.crt $(ls /etc/ssl/certs/ca-certificates.crt 2>/dev/null || true) > /tmp/corral-trust.pem; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o Acquire::https::CaInfo=/tmp/corral-trust.pem update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o Acquire::https::CaInfo=/tmp/corral-trust.pem -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o Acquire::https::CaInfo=/tmp/corral-trust.pem install -y --no-install-recommends ca-certificates; \
     update-ca-certificates; \
     apt-get clean; \
@@ -18,7 +18,7 @@ RUN set -eu; \
 FROM trust AS harness
 RUN set -eu; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends python3 python3-pip-whl; \
     rm -rf /var/lib/apt/lists/*
 RUN set -eu; \
@@ -43,7 +43,7 @@ ENV CODEX_CA_CERTIFICATE=/etc/ssl/certs/ca-certificates.crt \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 RUN set -eu; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends \
       curl \
       file \

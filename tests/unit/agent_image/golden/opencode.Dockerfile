@@ -6,7 +6,7 @@ RUN set -eu; \
     command -v apt-get >/dev/null || { echo "corral: the base image is not Debian-based" >&2; exit 1; }; \
     [ "$(dpkg --print-architecture)" = amd64 ] || { echo "corral: the base image is not made for amd64" >&2; exit 1; }; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends ca-certificates; \
     update-ca-certificates; \
     apt-get clean; \
@@ -15,7 +15,7 @@ RUN set -eu; \
 FROM trust AS harness
 RUN set -eu; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends python3 python3-pip-whl; \
     rm -rf /var/lib/apt/lists/*
 RUN set -eu; \
@@ -35,7 +35,7 @@ RUN set -eu; \
 FROM trust
 RUN set -eu; \
     export DEBIAN_FRONTEND=noninteractive; \
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 update; \
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o APT::Update::Error-Mode=any update; \
     apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends \
       ca-certificates \
       curl \

@@ -1,16 +1,19 @@
-#!/usr/bin/python3 -IS
 """Starts the agent, or refuses to: the first program of every sandbox container.
 
-It already runs as the user and holds nothing it could give up; it only looks whether that is true. Python 3.9
-or later, standard library only. Exit codes: 1 the container is not what it must be; 126 the program cannot be
-executed; 127 there is no such program.
+It already runs as the user and holds nothing it could give up; it looks whether that is true, has the network
+tried from inside (the gate), and becomes the program. Python 3.9 or later, standard library only. Exit codes:
+1 the container or its network is not what it must be; 126 the program cannot be executed; 127 there is no
+such program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+
+from . import gate
 
 # What type checkers know without an import: typing alone would cost a third of the start-up.
 TYPE_CHECKING = False
@@ -85,14 +88,40 @@ def start(argv: list[str], execute: Callable[[str, list[str]], object] = os.exec
     return 126, f"{program!r} was not executed"
 
 
+def say(line: str) -> None:
+    """Write one line to stderr, in UTF-8 whatever the locale; that nobody reads it changes nothing."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+
 def fail(code: int, message: str) -> NoReturn:
     """Say why and exit."""
-    sys.stderr.write(f"corral-entrypoint: ERROR: {message}\n")
+    say(f"corral-entrypoint: ERROR: {message}")
     sys.exit(code)
 
 
-def main(argv: list[str]) -> NoReturn:
+def pass_gate(text: str) -> None:
+    """Try what the value of CORRAL_GATE says, tell what came of it, and exit unless all of it is true."""
+    try:
+        policy = gate.parse_policy(text)
+    except Exception as error:
+        fail(1, f"{gate.VARIABLE} does not say what to check: {error!r}; sandboxes are started by corral run")
+    try:
+        with open(gate.HOSTS, encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            hosts = gate.parse_hosts(file.read())
+    except OSError as error:
+        fail(1, f"cannot read {gate.HOSTS}: {error.strerror}")
+    passed = gate.run(policy, hosts, say=lambda line: say(f"corral-firewall: {line}"))
+    if not passed:
+        sys.exit(1)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
     """Check and become the program given as arguments."""
+    argv = sys.argv[1:] if argv is None else argv
+    # An impatient user is no reason for a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with open(STATUS, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs 10 ms
             status = parse_status(file.read())
@@ -103,8 +132,5 @@ def main(argv: list[str]) -> NoReturn:
         fail(1, problem)
     if not argv:
         fail(1, "no program given")
+    pass_gate(os.environ.pop(gate.VARIABLE, ""))
     fail(*start(argv))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,359 @@
+"""The gate: whether the network, tried from inside, is what the policy says. Sockets come from ``tries``.
+
+At most three rounds, each below 1.3 seconds: what a round has not settled is tried again, so that neither a
+lost packet nor a busy machine stops a sandbox. What must not be is believed at the first sight of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+
+from .tries import REACHED, Try, exchange
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    Hosts = Mapping[str, Sequence[str]]
+
+VARIABLE = "CORRAL_GATE"
+HOSTS = "/etc/hosts"
+HOST_ALIAS = "corral-host"
+EMBEDDED_DNS = "127.0.0.11"
+DNS_PORT = 53
+OUTSIDE_NAME = "example.com"
+RECORD_TYPES = {"A": 1, "TXT": 16}
+RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
+# What a resolver says that has learnt nothing about the name. After NXDOMAIN, somebody has been asked.
+CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
+
+ROUNDS = 3
+REJECT_WITHIN = 0.1
+# Seconds. The kernel sends few ICMP errors a second to one address, so a refused datagram may look lost.
+UDP_WAIT = 0.3
+# Seconds. A relay accepts at once, and closes again when nothing listens behind it.
+LINGER = 0.1
+# Connections a round may open to further addresses and ports of names that did not answer yet.
+BUDGET = 256
+
+ISOLATION = "unlisted host reachable — isolation broken"
+
+
+class Name:
+    """An allowed name: ``host``, its ``ports``, and whether it has to have an address and to answer."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        _only(body, "host", "ports", "liveness", "optional")
+        self.host, self.ports = body["host"], [_port(port) for port in body["ports"]]
+        self.liveness, self.optional = body["liveness"], body["optional"]
+        if not isinstance(self.host, str) or not self.host or not self.ports:
+            raise ValueError(f"not a name with ports: {body}")
+        if not isinstance(self.liveness, bool) or not isinstance(self.optional, bool):
+            raise ValueError(f"neither true nor false: {body}")
+
+
+class Policy:
+    """What CORRAL_GATE says.
+
+    probe: {"address", "port"} that no policy allows; here a pair.
+    resolver: an address outside that is asked for names.
+    names: [{"host", "ports", "liveness", "optional"}].
+    services: ports of the host that are reachable as corral-host:<port>.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        _only(body, "probe", "resolver", "names", "services")
+        _only(body["probe"], "address", "port")
+        self.probe = (_address(body["probe"]["address"]), _port(body["probe"]["port"]))
+        self.resolver = _address(body["resolver"])
+        self.names = [Name(name) for name in _rows(body["names"])]
+        self.services = [_port(port) for port in _rows(body["services"])]
+
+
+def parse_policy(text: str) -> Policy:
+    """Return what the variable says.
+
+    Raises:
+        Exception: it says nothing, or anything that is not exactly understood.
+    """
+    return Policy(json.loads(text))
+
+
+def parse_hosts(text: str) -> dict[str, list[str]]:
+    """Return name -> addresses of a hosts file, in its order."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        for name in names:
+            known = found.setdefault(name.lower(), [])
+            if address not in known:
+                known.append(address)
+    return found
+
+
+def run(
+    policy: Policy,
+    hosts: Hosts,
+    *,
+    say: Callable[[str], None],
+    attempt: Callable[[Sequence[Try]], None] = exchange,
+) -> bool:
+    """Check everything, say what came of it, return whether all of it is true.
+
+    Args:
+        policy: what must be true.
+        hosts: name -> addresses, of the container's hosts file.
+        say: takes a line.
+        attempt: makes tries at the same time and fills them in.
+    """
+    for name in policy.names:
+        if hosts.get(name.host):
+            say(f"pinned {name.host} -> {' '.join(hosts[name.host])}")
+    checks = planned(policy, hosts)
+    for _ in range(ROUNDS):
+        undecided = [check for check in checks if not check.decided]
+        rounds = [(check, check.tries(len(undecided))) for check in undecided]
+        attempt([one for _, tries in rounds for one in tries])
+        for check, tries in rounds:
+            check.hear(tries)
+    for check in checks:
+        if check.passed:
+            say(f"OK: {check.passed}")
+            continue
+        for problem in check.problems():
+            say(f"ERROR: {problem}")
+    passed = all(check.passed for check in checks)
+    if passed:
+        say("egress policy applied")
+    return passed
+
+
+def planned(policy: Policy, hosts: Hosts) -> list[Check]:
+    """Return the checks in the order in which they are told."""
+    gateway = next(iter(hosts.get(HOST_ALIAS, ())), "")
+    checks: list[Check] = [Unlisted(policy), DnsClosed(policy, gateway)]
+    for name in policy.names:
+        addresses = hosts.get(name.host, ())
+        if name.liveness if addresses else not name.optional:
+            checks.append(Allowed(name, addresses))
+    return [*checks, *(HostService(port, gateway) for port in policy.services)]
+
+
+class Check:
+    """Something that must be true. ``passed`` is what to say once it is; ``decided`` ends its tries."""
+
+    def __init__(self) -> None:
+        self.passed = ""
+        self.decided = False
+
+    def tries(self, undecided: int) -> list[Try]:
+        """Return the tries of the next round, in which so many checks take part."""
+        raise NotImplementedError
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        """Judge a round's tries."""
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        """Return what is wrong and what helps, when it has not passed."""
+        raise NotImplementedError
+
+    def ok(self, text: str) -> None:
+        """Settle the check: it has passed."""
+        self.passed, self.decided = text, True
+
+
+class Unlisted(Check):
+    """An address that no policy allows is refused at once over TCP, and nothing comes back over UDP."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.address, self.port = policy.probe
+        self.heard: list[Try] = []
+
+    def tries(self, undecided: int) -> list[Try]:
+        found = [Try(self.address, self.port)]
+        if not self.heard:
+            found.append(_question(self.address, "A", udp=True, port=self.port))
+        return found
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        self.heard += tries
+        if any(one.kind in REACHED for one in tries):
+            self.decided = True
+        elif tries[0].kind == "refused" and tries[0].seconds <= REJECT_WITHIN:
+            self.ok("unlisted host blocked")
+
+    def problems(self) -> list[str]:
+        if any(one.kind in REACHED for one in self.heard):
+            return [ISOLATION]
+        best = min(
+            (one for one in self.heard if not one.udp), key=lambda one: (one.kind != "refused", one.seconds)
+        )
+        told = f"unlisted host not refused: {self.address}:{self.port} "
+        if best.kind == "refused":
+            limit = f"{REJECT_WITHIN * 1000:.0f} ms"
+            return [
+                f"{told}took {best.seconds * 1000:.0f} ms, more than {limit}; "
+                "try again when the host is less busy"
+            ]
+        if best.kind == "timeout":
+            return [
+                f"{told}timed out, which proves nothing: the host's rules do not answer; see: corral status"
+            ]
+        return [f"{told}has no route ({best}), which proves nothing; connect the host to its network"]
+
+
+class DnsClosed(Check):
+    """Nobody answers DNS: not the container's own resolver, not the host, nobody outside."""
+
+    def __init__(self, policy: Policy, gateway: str) -> None:
+        super().__init__()
+        self.servers = [EMBEDDED_DNS, *([gateway] if gateway else []), policy.resolver]
+        # A service of the host on this port is the policy's own decision.
+        self.accepting = {EMBEDDED_DNS, *([gateway] if DNS_PORT in policy.services else [])}
+        self.missing = not gateway
+        self.answers: dict[str, str] = {}
+
+    def tries(self, undecided: int) -> list[Try]:
+        return [
+            _question(server, record, udp=udp)
+            for server in dict.fromkeys(self.servers)
+            for udp in (True, False)
+            for record in RECORD_TYPES
+        ]
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        for one in tries:
+            way = "UDP" if one.udp else "TCP"
+            if one.kind == "data":
+                code, count = answer_of(one.payload, one.data, one.udp)
+                # The container's own resolver may say that it knows nobody to ask. Others must not be heard.
+                if one.address != EMBEDDED_DNS or count or code not in CLOSED:
+                    self.answers.setdefault(one.address, f"answers {code} over {way}")
+            elif one.kind in REACHED and one.address not in self.accepting:
+                self.answers.setdefault(one.address, f"accepts connections over {way}")
+        self.decided = True
+        if not self.answers and not self.missing:
+            self.ok("DNS closed")
+
+    def problems(self) -> list[str]:
+        found = [
+            f"DNS reachable: {server} {what} — isolation broken" for server, what in self.answers.items()
+        ]
+        if self.missing:
+            found.append(f"DNS not checked: {HOSTS} has no {HOST_ALIAS}; see: corral status")
+        return found
+
+
+class Allowed(Check):
+    """A name connects at one of its addresses on one of its ports."""
+
+    def __init__(self, name: Name, addresses: Sequence[str]) -> None:
+        super().__init__()
+        self.name, self.addresses = name, addresses
+        places = [(i + j, i, j) for i in range(len(addresses)) for j in range(len(name.ports))]
+        # Along the diagonals: early on, every address and every port has its turn.
+        self.left = [(addresses[i], name.ports[j]) for _, i, j in sorted(places)]
+        self.heard: dict[tuple[str, int], Try] = {}
+        self.decided = not addresses
+
+    def tries(self, undecided: int) -> list[Try]:
+        count = max(2, BUDGET // undecided) if self.heard else 1
+        # What was tried comes last: a server that was slow has another chance.
+        turn, self.left = self.left[:count], self.left[count:] + self.left[:count]
+        return [Try(address, port) for address, port in turn]
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        for one in tries:
+            self.heard[one.address, one.port] = one
+            if one.kind in REACHED and not self.passed:
+                self.ok(f"allowlisted host {self.name.host} ({one.address}) reachable")
+
+    def problems(self) -> list[str]:
+        told = f"allowlisted host {self.name.host} not reachable: "
+        if not self.addresses:
+            return [f"{told}{HOSTS} has no address for it; see: corral status"]
+        ports = f"port{'s' * (len(self.name.ports) > 1)} {', '.join(map(str, self.name.ports))}"
+        kinds = ", ".join(dict.fromkeys(one.kind for one in self.heard.values()))
+        advice = "if it is not meant to answer there, set liveness: false for it in corral.yaml"
+        return [f"{told}{' '.join(self.addresses)} on {ports}: {kinds}; {advice}"]
+
+
+class HostService(Check):
+    """A service of the host accepts a connection, and so does what stands behind its relay."""
+
+    def __init__(self, port: int, gateway: str) -> None:
+        super().__init__()
+        self.port, self.gateway = port, gateway
+        self.last: Try | None = None
+        self.decided = not gateway
+
+    def tries(self, undecided: int) -> list[Try]:
+        return [Try(self.gateway, self.port, linger=LINGER)]
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        self.last = tries[0]
+        if self.last.kind in {"connected", "data"}:
+            self.ok(f"host service {self.port} reachable")
+
+    def problems(self) -> list[str]:
+        told = f"host service {self.port} not reachable: "
+        if self.last is None:
+            return [f"{told}{HOSTS} has no {HOST_ALIAS}; see: corral status"]
+        if self.last.kind == "closed":
+            return [f"{told}nothing listens on 127.0.0.1:{self.port} of the host; start it there"]
+        return [f"{told}{HOST_ALIAS}:{self.port} {self.last}; see: systemctl --user status 'corral-relay-*'"]
+
+
+def query(name: str, record: str) -> bytes:
+    """Return a recursive DNS query for ``record`` ("A", "TXT")."""
+    labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
+    head = struct.pack("!HHHHHH", int.from_bytes(os.urandom(2), "big"), 0x0100, 1, 0, 0, 0)
+    return head + labels + b"\0" + struct.pack("!HH", RECORD_TYPES[record], 1)
+
+
+def answer_of(asked: bytes, data: bytes, udp: bool) -> tuple[str, int]:
+    """Return the response code's name and the number of answer records; what is no answer is "MALFORMED".
+
+    Over TCP both messages have their length before them.
+    """
+    asked, data = (asked, data) if udp else (asked[2:], data[2:])
+    if len(data) < 12 or data[:2] != asked[:2]:
+        return "MALFORMED", 0
+    flags, _, answers = struct.unpack_from("!HHH", data, 2)
+    code = flags & 15
+    return RCODES[code] if code < len(RCODES) else f"RCODE{code}", answers
+
+
+def _question(server: str, record: str, *, udp: bool, port: int = DNS_PORT) -> Try:
+    message = query(OUTSIDE_NAME, record)
+    if not udp:
+        message = struct.pack("!H", len(message)) + message
+    return Try(server, port, message, udp=udp, wait=UDP_WAIT)
+
+
+def _only(body: Mapping[str, Any], *keys: str) -> None:
+    if not isinstance(body, dict) or set(body) != set(keys):
+        raise ValueError(f"not an object with {', '.join(keys)}: {body!r}")
+
+
+def _rows(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"not a list: {value!r}")
+    return value
+
+
+def _address(value: Any) -> str:
+    socket.inet_pton(socket.AF_INET, value)
+    return str(value)
+
+
+def _port(value: Any) -> int:
+    if type(value) is not int or not 0 < value < 65536:
+        raise ValueError(f"not a port: {value!r}")
+    return value

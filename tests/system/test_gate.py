@@ -1,0 +1,259 @@
+"""The gate in the box: what a session says before its program runs, and that it does not run otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.lab import Lab
+from tests.lab.network import in_netns
+
+from .host import BASE_POLICY, Done, Host, Project
+
+pytestmark = pytest.mark.representative
+
+PROBE = "192.0.2.1"
+SERVICE = BASE_POLICY + "host_services:\n  - {name: llama, port: 8081}\n"
+ISOLATION = "corral-firewall: ERROR: unlisted host reachable — isolation broken"
+
+
+def said(done: Done) -> list[str]:
+    """The lines of the gate."""
+    return [line for line in done.stderr.splitlines() if line.startswith("corral-firewall: ")]
+
+
+def errors(done: Done) -> list[str]:
+    return [line for line in said(done) if line.startswith("corral-firewall: ERROR: ")]
+
+
+@contextmanager
+def listener(host: Host, port: int) -> Iterator[None]:
+    server = host.box.popen(["python3", "-m", "http.server", str(port), "--bind", "127.0.0.1"])
+    try:
+        host.box.wait_for(["curl", "-s", "-o", "/dev/null", f"http://127.0.0.1:{port}/"])
+        yield
+    finally:
+        host.box.kill(server)
+
+
+@contextmanager
+def answering(lab: Lab, host: Host, address: str) -> Iterator[None]:
+    """Someone lives at the address that is probed: otherwise a hole in the fence leads nowhere."""
+    in_netns(lab.internet._lab.inet_netns, ["ip", "route", "add", "local", f"{address}/32", "dev", "lo"])
+    try:
+        host.shell(f"exec 3<>/dev/tcp/{address}/443", timeout=5)
+        yield
+    finally:
+        in_netns(lab.internet._lab.inet_netns, ["ip", "route", "del", "local", f"{address}/32", "dev", "lo"])
+
+
+@contextmanager
+def hole(
+    host: Host, project: Project, address: str, port: int = 443, *, leave: bool = False
+) -> Iterator[None]:
+    """Whatever the service mends, the next moment any session of the sandbox may reach the address.
+
+    ``leave``: what was added last is left for the service to find.
+    """
+    subnet = project.sandbox["subnet"].split("/")[0].rpartition(".")
+    sources = " ".join(f"{subnet[0]}.{int(subnet[2]) + number}" for number in range(2, 16))
+
+    def each(act: str) -> str:
+        lines = (
+            f"for source in {sources}; do echo {act} -exist corral-pins $source,tcp:{port},{address}; done"
+        )
+        return f"{lines} | ipset restore 2>/dev/null"
+
+    loop = f"while true; do {each('add')}; done"
+    vandal = host.box.popen(["sh", "-c", loop], user="root")
+    try:
+        host.box.wait_for(
+            lambda: f",tcp:{port},{address}" in host.root("ipset", "list", "corral-pins").stdout, timeout=10
+        )
+        yield
+    finally:
+        host.box.kill(vandal)
+        if not leave:
+            host.shell(each("del"), user="root")
+
+
+def test_the_policy_is_told_line_by_line_before_the_agent_runs(host: Host) -> None:
+    project = host.project("lines", SERVICE)
+    with listener(host, 8081):
+        done = project.inside("sh", "-c", "echo agent >&2; env | grep -c CORRAL_GATE", check=False)
+    assert done.stdout.strip() == "0"
+    lines = done.stderr.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("corral-firewall: "))
+    assert lines[first:] == [
+        "corral-firewall: pinned allowed1.corral.example -> 203.0.113.10",
+        "corral-firewall: pinned allowed2.corral.example -> 203.0.113.20",
+        "corral-firewall: OK: unlisted host blocked",
+        "corral-firewall: OK: DNS closed",
+        "corral-firewall: OK: allowlisted host allowed1.corral.example (203.0.113.10) reachable",
+        "corral-firewall: OK: allowlisted host allowed2.corral.example (203.0.113.20) reachable",
+        "corral-firewall: OK: host service 8081 reachable",
+        "corral-firewall: egress policy applied",
+        "agent",
+    ]
+
+
+def test_a_shell_passes_the_same_gate_beside_a_running_session(host: Host) -> None:
+    project = host.project("beside")
+    process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
+    done = project.corral("shell", input="echo inside\n")
+    assert done.stdout.strip() == "inside"
+    assert said(done)[-1] == "corral-firewall: egress policy applied"
+    host.box.kill(process)
+
+
+def test_the_gate_is_counted_as_denied(host: Host) -> None:
+    project = host.project("denied")
+    process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
+    host.box.wait_for(lambda: project.sandbox["sessions"][0]["denied"], timeout=10)
+    assert project.sandbox["sessions"][0]["denied"] > 0
+    host.box.kill(process)
+
+
+@pytest.mark.parametrize("words", [("run", "--", "touch", "ran"), ("shell",)], ids=["run", "shell"])
+def test_a_reachable_unlisted_host_stops_the_start_with_exactly_that(
+    lab: Lab, host: Host, words: tuple[str, ...]
+) -> None:
+    project = host.project("hole")
+    project.inside("true")
+    with answering(lab, host, PROBE):
+        with hole(host, project, PROBE, leave=words[0] == "run"):
+            done = project.corral(*words, input="touch ran\n", check=False)
+        assert done.returncode == 1
+        assert errors(done) == [ISOLATION]
+        assert "egress policy applied" not in done.stderr
+        assert not project.exists("ran")
+        assert host.internet.packets(PROBE, "tcp", 443) > 0
+        assert project.containers() == []
+        # With the element gone, and the address still there, the same start succeeds.
+        host.box.wait_for(
+            lambda: f",{PROBE} " not in host.root("ipset", "list", "corral-pins").stdout, timeout=90
+        )
+        assert errors(project.inside("touch", "ran")) == []
+    assert project.exists("ran")
+
+
+def test_verify_fails_with_the_gates_words(lab: Lab, host: Host) -> None:
+    project = host.project("verify-hole")
+    project.inside("true")
+    with answering(lab, host, PROBE), hole(host, project, PROBE):
+        done = project.corral("verify", check=False)
+    assert done.returncode == 1
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert "FAIL gate: unlisted host reachable — isolation broken" in failed
+    # The kernel's side tells the element itself, when it was looked at in the right moment.
+    assert all(line.startswith(("FAIL gate: ", "FAIL live-rules: ")) for line in failed), failed
+
+
+def test_an_address_that_answers_nothing_is_not_taken_for_a_blocked_one(host: Host) -> None:
+    project = host.project("silent")
+    project.inside("true")
+    with hole(host, project, PROBE):
+        done = project.inside("touch", "ran", check=False)
+    assert done.returncode == 1
+    (told,) = errors(done)
+    assert told.startswith(f"corral-firewall: ERROR: unlisted host not refused: {PROBE}:443 ")
+    assert not project.exists("ran")
+
+
+def test_a_resolver_that_can_be_reached_stops_the_start(host: Host) -> None:
+    project = host.project("resolver-hole")
+    project.inside("true")
+    resolver = host.internet.addresses["resolver"]
+    with host.box.resolver("routable"), hole(host, project, resolver, 53):
+        mark = host.internet.mark()
+        done = project.inside("touch", "ran", check=False)
+        assert [query for query in host.internet.queries(mark) if query.name == "example.com"]
+    assert done.returncode == 1
+    (told,) = errors(done)
+    assert told.startswith(f"corral-firewall: ERROR: DNS reachable: {resolver} answers ")
+    assert not project.exists("ran")
+
+
+@pytest.mark.parametrize("resolver", ["stub", "routable"])
+def test_nobody_outside_hears_the_gates_questions(host: Host, resolver: str) -> None:
+    project = host.project("questions", "profile: opencode\negress: {profile_defaults: false}\n")
+    with host.box.resolver(resolver):
+        project.inside("true")
+        mark = host.internet.mark()
+        host.internet.reset_counters()
+        assert "corral-firewall: OK: DNS closed" in said(project.inside("true"))
+        assert host.internet.queries(mark) == []
+        assert host.internet.packets(PROBE) == 0
+        # The log does hear the host.
+        host.box.run(["getent", "hosts", "control.corral.example"], check=False)
+        assert host.internet.queries(mark)
+
+
+def test_a_name_that_does_not_listen_stops_the_start_unless_liveness_is_off(host: Host) -> None:
+    quiet = BASE_POLICY + "    - {host: quiet.corral.example, ports: [8443, 9443]%s}\n"
+    host.internet.set_name("quiet.corral.example", ["203.0.113.77"])
+    project = host.project("liveness", quiet % "")
+    done = project.inside("touch", "ran", check=False)
+    assert done.returncode == 1
+    assert errors(done) == [
+        "corral-firewall: ERROR: allowlisted host quiet.corral.example not reachable: 203.0.113.77 on ports "
+        "8443, 9443: refused; if it is not meant to answer there, set liveness: false for it in corral.yaml"
+    ]
+    assert not project.exists("ran")
+    project.policy(quiet % ", liveness: false")
+    done = project.inside("touch", "ran")
+    assert "corral-firewall: pinned quiet.corral.example -> 203.0.113.77" in said(done)
+    assert not any("host quiet.corral.example" in line for line in said(done))
+    assert project.exists("ran")
+    # A second address that does not answer is no reason to stop: one is enough.
+    host.internet.set_name("quiet.corral.example", ["203.0.113.77"])
+    project.policy(quiet.replace("9443", "443") % "")
+    assert "corral-firewall: OK: allowlisted host quiet.corral.example (203.0.113.77) reachable" in said(
+        project.inside("true")
+    )
+
+
+def test_a_host_service_without_a_listener_stops_the_start(host: Host) -> None:
+    project = host.project("no-listener", SERVICE)
+    done = project.inside("touch", "ran", check=False)
+    assert done.returncode == 1
+    assert errors(done) == [
+        "corral-firewall: ERROR: host service 8081 not reachable: nothing listens on 127.0.0.1:8081 of the host; "
+        "start it there"
+    ]
+    assert done.stderr.count("nothing listens") == 1
+    assert not project.exists("ran")
+    with listener(host, 8081):
+        assert "corral-firewall: OK: host service 8081 reachable" in said(project.inside("touch", "ran"))
+    assert project.exists("ran")
+
+
+def test_all_problems_are_told_at_once(lab: Lab, host: Host) -> None:
+    host.internet.set_name("quiet.corral.example", ["203.0.113.77"])
+    policy = SERVICE.replace(
+        "host_services", "    - {host: quiet.corral.example, ports: [8443]}\nhost_services"
+    )
+    project = host.project("all", policy)
+    project.policy(BASE_POLICY)
+    project.inside("true")
+    project.policy(policy)
+    with answering(lab, host, PROBE), hole(host, project, PROBE):
+        done = project.inside("touch", "ran", check=False)
+    told = [line.removeprefix("corral-firewall: ERROR: ").split()[0] for line in errors(done)]
+    assert told == ["unlisted", "allowlisted", "host"]
+    assert not project.exists("ran")
+
+
+def test_a_container_without_the_gates_variable_does_not_start_its_program(host: Host) -> None:
+    project = host.project("left-out")
+    project.inside("true")
+    image = host.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
+    base = ["docker", "run", "--rm", "--network", project.sandbox["network"], "-u", "1000:1000"]
+    base += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    for given in ([], ["-e", "CORRAL_GATE={}"]):
+        done = host.box.run([*base, *given, image, "echo", "started"], check=False)
+        assert (done.returncode, done.stdout) == (1, ""), json.dumps(given)
+        assert "CORRAL_GATE does not say what to check" in done.stderr

@@ -1,0 +1,183 @@
+"""How sessions end when something comes in between: signals, closed terminals, full disks, changed policies."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab import Box
+
+from .host import BASE_POLICY, ENFORCER, Host, Project, until
+
+pytestmark = pytest.mark.representative
+
+# Hands everything on to Docker; a request with the word in its first line waits, and goes on whatever happens.
+SLOW_DOCKER = """\
+import os, socket, sys, threading, time
+path, word, marker = sys.argv[1], sys.argv[2].encode(), sys.argv[3]
+def pump(a, b, held):
+    while True:
+        try:
+            data = a.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            break
+        if held and word in data.partition(b"\\r\\n")[0]:
+            open(marker, "w").close()
+            time.sleep(1.5)
+        try:
+            b.sendall(data)
+        except OSError:
+            break
+    try:
+        b.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+server.listen(64)
+while True:
+    client, _ = server.accept()
+    docker = socket.socket(socket.AF_UNIX)
+    docker.connect("/var/run/docker.sock")
+    threading.Thread(target=pump, args=(client, docker, True), daemon=True).start()
+    threading.Thread(target=pump, args=(docker, client, False), daemon=True).start()
+"""
+
+# A terminal window that is closed once the program in it has made a file: prints its exit code.
+WINDOW = """\
+import os, pty, sys, time
+marker, argv = sys.argv[1], sys.argv[2:]
+pid, person = pty.fork()
+if pid == 0:
+    os.execvp(argv[0], argv)
+end = time.monotonic() + 60
+while not os.path.exists(marker):
+    assert time.monotonic() < end
+    time.sleep(0.05)
+os.close(person)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def slow_docker(project: Project, word: str) -> tuple[subprocess.Popen[Any], str]:
+    project.write("slow.py", SLOW_DOCKER)
+    socket = f"{project.path}/slow-{word.rpartition('/')[2]}.sock"
+    process = project.box.popen(["python3", f"{project.path}/slow.py", socket, word, f"{project.path}/held"])
+    project.box.wait_for(["test", "-S", socket], timeout=20)
+    return process, f"unix://{socket}"
+
+
+@pytest.mark.parametrize("word", ["/containers/create", "/start"])
+@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143)])
+def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
+    host: Host, word: str, name: str, code: int
+) -> None:
+    project = host.project("held")
+    project.inside("true")
+    proxy, docker = slow_docker(project, word)
+    try:
+        command = ["corral", "run", "--", "sleep", "120"]
+        process = host.box.popen(
+            command, cwd=project.path, env={"DOCKER_HOST": docker}, stderr=subprocess.PIPE, text=True
+        )
+        project.started.append(process)
+        until(lambda: project.exists("held"), 60, "the request is held")
+        host.root("pkill", f"-{name}", "-f", "bin/corral run -- sleep 120")
+        assert process.wait(30) == code
+        assert project.containers() == []
+        entries = host.root("ipset", "list", "corral-pins").stdout
+        assert "203.0.113.10" not in entries
+    finally:
+        Box.kill(proxy)
+
+
+def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
+    project = host.project("full")
+    project.inside("true")
+    for command in ("corral run -- echo hi", "corral verify", "corral status", "corral --help"):
+        done = host.shell(f"cd {project.path}; {command} >/dev/full || echo code $? >&2")
+        assert "corral: cannot write to stdout: No space left on device" in done.stderr, command
+        assert done.stderr.endswith("code 1\n"), command
+        assert "Exception ignored" not in done.stderr
+    assert project.containers() == []
+
+
+def test_a_terminal_that_goes_away_ends_an_agent_that_ignores_the_hang_up(host: Host) -> None:
+    project = host.project("window")
+    project.inside("true")
+    project.write("window.py", WINDOW)
+    stubborn = "trap '' HUP; touch up; while :; do sleep 0.2; done"
+    done = host.box.run(
+        ["python3", "window.py", "up", "corral", "run", "--", "sh", "-c", stubborn],
+        cwd=project.path,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "143"
+    assert project.containers() == []
+
+
+@pytest.mark.parametrize("spoiled", ["typo", "renamed", "gone"])
+def test_down_cleans_up_after_the_policy_was_edited(host: Host, spoiled: str) -> None:
+    project = host.project("edited")
+    process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
+    network = project.sandbox["network"]
+    project.policy(BASE_POLICY + {"typo": "egres: {}\n", "renamed": "name: another\n", "gone": ""}[spoiled])
+    if spoiled == "gone":
+        host.box.run(["rm", f"{project.path}/corral.yaml"])
+    done = project.corral("down")
+    assert "removed 1 container, its network" in done.stdout
+    process.wait(20)
+    assert project.containers() == []
+    assert network not in host.box.run(["docker", "network", "ls", "--format", "{{.Name}}"]).stdout.split()
+    assert project.corral("down", check=False).stdout.endswith(": nothing to do\n")
+
+
+def test_a_sandbox_goes_by_its_id_after_its_directory_moved(host: Host) -> None:
+    project = host.project("moved")
+    project.inside("true")
+    sandbox = project.sandbox["sandbox"]
+    assert "removed its network" in host.box.run(["corral", "down", sandbox], cwd="/tmp").stdout
+
+
+def test_an_installation_needs_no_login(host: Host) -> None:
+    bare = {"XDG_RUNTIME_DIR": "", "DBUS_SESSION_BUS_ADDRESS": ""}
+    assert "user part: done" in host.box.run(["corral", "install"], env=bare, timeout=180).stdout
+    # su keeps the variable of the one who called it.
+    foreign = {"XDG_RUNTIME_DIR": "/run/user/0", "DBUS_SESSION_BUS_ADDRESS": ""}
+    host.root("install", "-d", "-m", "700", "/run/user/0")
+    assert "user part: done" in host.box.run(["corral", "install"], env=foreign, timeout=180).stdout
+
+
+@pytest.fixture
+def outside_docker(host: Host) -> Iterator[Host]:
+    """The user is in group docker no more, and the user's service manager knows it."""
+    host.root("gpasswd", "-d", "dev", "docker")
+    try:
+        host.root("systemctl", "restart", "user@1000.service")
+        yield host
+    finally:
+        host.root("usermod", "-aG", "docker", "dev")
+        host.root("systemctl", "restart", "user@1000.service")
+        host.user_systemctl("start", ENFORCER)
+        host.wait_enforcer()
+
+
+def test_group_docker_is_looked_at_before_anything_is_installed(outside_docker: Host) -> None:
+    host = outside_docker
+    done = host.box.run(["corral", "install"], check=False, timeout=60)
+    assert (done.returncode, "system part" in done.stdout) == (1, False)
+    assert "sudo usermod -aG docker dev" in done.stderr
+    host.root("usermod", "-aG", "docker", "dev")
+    done = host.box.run(["corral", "install"], check=False, timeout=60)
+    assert (done.returncode, "system part" in done.stdout) == (1, False)
+    assert "sudo systemctl restart user@1000.service" in done.stderr
+    project = host.project("stale")
+    host.user_systemctl("start", ENFORCER)
+    done = project.corral("run", "--", "true", check=False)
+    assert done.returncode == 1
+    assert "sudo systemctl restart user@1000.service" in done.stderr

@@ -1,0 +1,138 @@
+"""What installing looks at first, and what it insists on afterwards. The steps themselves run in the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from corral import install as module
+from corral import process
+from corral.install import await_enforcer, check_before, root_program
+from corral.membership import Membership
+from policy.errors import EnforcerError, InstallError
+
+MEMBER = Membership(1000, "agnes", 999, member=True)
+ENVIRON = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": "/run/user/1000"}
+GOOD = {"version": "0.1.0", "writer": {"reachable": True}}
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
+    """A host where everything is in place: what programs answer, by a word of their command line."""
+    answers: dict[str, Answer] = {
+        "/usr/bin/python3": (0, "3.11\n", ""),
+        "--user": (0, "252\n", ""),
+        "MainPID": (0, "77\n", ""),
+    }
+
+    def run(argv: Sequence[str], *, environ: Mapping[str, str], **_: Any) -> process.Completed:
+        assert environ is ENVIRON
+        code, out, err = next(answers[word] for word in answers if word in argv)
+        if code == -1:
+            raise process.ProgramError(err)
+        return process.Completed(tuple(argv), code, out, err)
+
+    monkeypatch.setattr(module.process, "run", run)
+    monkeypatch.setattr(module, "enforcer_executable", lambda: None)
+    monkeypatch.setattr(module, "process_groups", lambda pid: {1000, 999} if pid == 77 else None)
+    return answers
+
+
+def test_nothing_is_wrong_with_a_host_in_order(host: dict[str, Answer]) -> None:
+    check_before(ENVIRON, MEMBER)
+    # What cannot be found out is no reason to refuse.
+    host["MainPID"] = (1, "", "no bus")
+    check_before(ENVIRON, MEMBER)
+
+
+@pytest.mark.parametrize(
+    ("word", "answer", "message", "hint"),
+    [
+        ("/usr/bin/python3", (0, "3.9\n", ""), "/usr/bin/python3, the system's Python, .* is 3.9", "upgrade the system"),
+        ("/usr/bin/python3", (-1, "", "not installed"), "/usr/bin/python3, the system's Python,", "apt install"),
+        ("/usr/bin/python3", (1, "", "broken"), "does not work: broken", "apt install"),
+        ("--user", (1, "", "Failed to connect to bus"), "does not answer: Failed to connect", "enable-linger agnes"),
+        ("MainPID", (0, "78\n", ""), "before you joined group docker", "systemctl restart user@1000.service"),
+    ],
+)  # fmt: skip
+def test_what_would_stop_it_half_way_is_found_first(
+    host: dict[str, Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    answer: Answer,
+    message: str,
+    hint: str,
+) -> None:
+    host[word] = answer
+    monkeypatch.setattr(module, "process_groups", lambda pid: {1000, 999} if pid == 77 else {1000})
+    with pytest.raises(InstallError, match=message) as caught:
+        check_before(ENVIRON, MEMBER)
+    assert hint in str(caught.value.hint)
+
+
+def test_one_who_is_not_in_group_docker_is_told_how_to_join(host: dict[str, Answer]) -> None:
+    with pytest.raises(InstallError, match="agnes is not in group docker") as caught:
+        check_before(ENVIRON, Membership(1000, "agnes", 999, member=False))
+    assert str(caught.value.hint).startswith("sudo usermod -aG docker agnes")
+
+
+def test_a_failed_check_comes_before_the_step_with_sudo(
+    monkeypatch: pytest.MonkeyPatch, host: dict[str, Answer]
+) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("the step with sudo was taken")
+
+    def refuse(*_: object) -> None:
+        raise InstallError("not now")
+
+    monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(module, "check_before", refuse)
+    monkeypatch.setattr(module, "_root_step", never)
+    with pytest.raises(InstallError, match="not now"):
+        module.install(echo=lambda _: None, assume_yes=True)
+
+
+def asked(*answers: Mapping[str, Any] | Exception) -> Callable[[], Mapping[str, Any]]:
+    left = list(answers)
+
+    def ask() -> Mapping[str, Any]:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+def wait(ask: Callable[[], Mapping[str, Any]]) -> list[float]:
+    slept: list[float] = []
+    await_enforcer(ask, MEMBER, clock=lambda: sum(slept), sleep=slept.append)
+    return slept
+
+
+def test_the_enforcer_is_waited_for_until_it_reaches_the_writer() -> None:
+    starting = {"writer": {"reachable": False, "error": "the writer does not answer"}}
+    assert len(wait(asked(EnforcerError("not running"), starting, GOOD))) == 2
+
+
+def test_an_enforcer_without_the_writer_is_no_installation() -> None:
+    denied = {"writer": {"reachable": False, "error": "no permission for /run/corral/netfilter.sock"}}
+    with pytest.raises(InstallError, match="no permission") as caught:
+        wait(asked(denied))
+    assert "systemctl restart user@1000.service" in str(caught.value.hint)
+    with pytest.raises(InstallError, match="the enforcer is not running") as caught:
+        wait(asked(EnforcerError("the enforcer is not running")))
+    assert "journalctl" in str(caught.value.hint)
+
+
+def test_the_program_for_root_is_understood_by_an_old_python() -> None:
+    """It has to get as far as saying that the Python is too old: no annotation may be evaluated before."""
+    import __future__
+
+    program, _ = root_program()
+    code = compile(program, "root", "exec")
+    assert code.co_flags & __future__.annotations.compiler_flag
