@@ -207,6 +207,22 @@ def test_init_writes_a_policy_that_loads_and_never_overwrites(
     assert (project / "corral.yaml").read_text() == text
 
 
+def test_init_on_a_full_disk_leaves_no_half_policy(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import corral.init
+
+    def full(descriptor: int, *_: Any, **__: Any) -> Any:
+        os.close(descriptor)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(corral.init.os, "fdopen", full)
+    assert main(["init"]) == 1
+    monkeypatch.undo()
+    assert f"cannot write {project}/corral.yaml: No space left on device" in capsys.readouterr().err
+    assert not (project / "corral.yaml").exists()
+
+
 def test_init_does_not_write_through_a_link(project: Path, tmp_path: Path) -> None:
     (project / "corral.yaml").symlink_to(tmp_path / "elsewhere")
     assert main(["init"]) == 2
@@ -264,7 +280,8 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            # As users have it: what is printed is kept until it is flushed.
+            env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": ""},
             timeout=60,
         )
     assert done.returncode == 1
@@ -281,7 +298,8 @@ def test_a_message_that_cannot_be_written_does_not_change_the_exit_code(project:
             check=False,
             stdout=subprocess.PIPE,
             stderr=full,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            # As users have it: what is printed is kept until it is flushed.
+            env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": ""},
             timeout=60,
         )
     assert done.returncode == 2

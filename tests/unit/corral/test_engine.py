@@ -85,3 +85,16 @@ def test_a_container_that_is_gone_is_removed_enough(docker_engine: FakeDocker) -
 
 def test_no_key_a_person_types_detaches() -> None:
     assert engine.NO_DETACH.split(b",") == [b"\xff"] * 8
+
+
+def test_a_create_whose_answer_never_came_says_how_to_clean_up(docker_engine: FakeDocker) -> None:
+    import requests
+
+    docker_engine.fail["create"] = requests.ReadTimeout("timed out")
+    with pytest.raises(EngineError, match="creating the container corral-x failed") as caught:
+        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+    assert "corral down" in str(caught.value.hint)
+    docker_engine.fail["create"] = refusal(400, "no such image")
+    with pytest.raises(EngineError, match="no such image") as caught:
+        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+    assert caught.value.hint is None

@@ -96,6 +96,25 @@ def test_a_failed_check_comes_before_the_step_with_sudo(
         module.install(echo=lambda _: None, assume_yes=True)
 
 
+def test_all_steps_find_the_user_manager_without_a_login_and_the_writer_is_insisted_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtimes: list[object] = []
+    insisted: list[Membership] = []
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(module, "_root_step", lambda program: None)
+    monkeypatch.setattr(module, "membership", lambda uid: MEMBER)
+    monkeypatch.setattr(
+        module, "check_before", lambda environ, _: runtimes.append(environ["XDG_RUNTIME_DIR"])
+    )
+    monkeypatch.setattr(module, "_user_step", lambda environ: runtimes.append(environ["XDG_RUNTIME_DIR"]))
+    monkeypatch.setattr(module, "await_enforcer", lambda ask, found: insisted.append(found))
+    module.install(echo=lambda _: None, assume_yes=True)
+    assert runtimes == ["/run/user/1000", "/run/user/1000"]
+    assert insisted == [MEMBER]
+
+
 def asked(*answers: Mapping[str, Any] | Exception) -> Callable[[], Mapping[str, Any]]:
     left = list(answers)
 
@@ -134,5 +153,5 @@ def test_the_program_for_root_is_understood_by_an_old_python() -> None:
     import __future__
 
     program, _ = root_program()
-    code = compile(program, "root", "exec")
+    code = compile(program, "root", "exec", dont_inherit=True)
     assert code.co_flags & __future__.annotations.compiler_flag

@@ -160,6 +160,7 @@ def test_an_interrupt_while_docker_creates_is_taken_when_the_container_is_known(
     with pytest.raises(KeyboardInterrupt), created(invocation, prepared, request()):
         pytest.fail("the container was handed out")
     # Cut off in the middle, it would have been made after the clean-up had looked for it.
+    assert len(answered) == 1
     assert answered == enforcer.withdrawn
     assert leftovers(invocation, docker_engine) == []
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from corral import run, terminal
@@ -38,3 +40,16 @@ def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
     invocation.__dict__["loaded"] = replace(loaded, policy=policy)
     with pytest.raises(PolicyError, match="mode is daemon"):
         run.shell(invocation)
+
+
+@pytest.mark.parametrize("command", ["run", "shell"])
+def test_both_kinds_of_session_say_when_git_does_not_work(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    warned: list[Invocation] = []
+    monkeypatch.setattr(run, "prepare", lambda _: None)
+    monkeypatch.setattr(run, "created", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(run, "connect_and_run", lambda *_: 5)
+    monkeypatch.setattr(run, "warn_of_git", warned.append)
+    assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 5
+    assert warned == [invocation]

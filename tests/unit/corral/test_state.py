@@ -78,3 +78,34 @@ def test_what_covers_shadowed_files_is_empty_and_read_only(paths: StatePaths) ->
     empty = paths.root / state.EMPTY
     assert empty.read_bytes() == b""
     assert not stat.S_IMODE(empty.stat().st_mode) & 0o222
+
+
+def test_a_seed_that_could_not_be_written_is_written_next_time(
+    paths: StatePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = SeedFile(".local/share/agent/auth.json", "{}")
+
+    def full(descriptor: int, *_: object, **__: object) -> None:
+        os.close(descriptor)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state.os, "fdopen", full)
+        with pytest.raises(CorralError, match="No space left") as caught:
+            state.prepare(paths, DIRS, [seed])
+    assert "make room" in str(caught.value.hint)
+    state.prepare(paths, DIRS, [seed])
+    assert (paths.home / seed.path).read_text() == "{}"
+
+
+def test_the_sandboxes_of_a_directory_are_found_by_what_they_remember(tmp_path: Path) -> None:
+    data, project = tmp_path / "data", tmp_path / "pro\nject"
+    assert state.sandboxes_of(data, project) == []
+    for ident in ("demo-0123abcd", "other-01234567"):
+        state.remember_project(StatePaths(data / ident), project)
+    state.remember_project(StatePaths(data / "far-0123abce"), tmp_path / "far")
+    state.remember_project(StatePaths(data / "no sandbox"), project)
+    assert state.sandboxes_of(data, project) == ["demo-0123abcd", "other-01234567"]
+    # A sandbox's directory is where its policy was last.
+    state.remember_project(StatePaths(data / "demo-0123abcd"), tmp_path / "far")
+    assert state.sandboxes_of(data, project) == ["other-01234567"]
