@@ -14,6 +14,8 @@ import pytest
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import RealKernel
+from tests.lab import machine
+from tests.lab.execute import Steps
 
 CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -78,8 +80,14 @@ def sh(command: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="session")
+def tools() -> None:
+    """The programs these tests run, installed when the machine lacks them. None starts a daemon."""
+    machine.prepare(Steps())
+
+
 @pytest.fixture
-def netns() -> Iterator[None]:
+def netns(tools: None) -> Iterator[None]:
     """Move this thread into a new network namespace and back afterwards."""
     original = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     if libc.unshare(CLONE_NEWNET) != 0:

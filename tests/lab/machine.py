@@ -13,6 +13,7 @@ _TOOLS = {
     # program -> Debian package. None of them starts a daemon of its own by being installed.
     "debootstrap": "debootstrap",
     "ip": "iproute2",
+    "iptables-nft": "iptables",
     "nft": "nftables",
     "nsenter": "util-linux",
     "systemd-nspawn": "systemd-container",
