@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 
 import pytest
@@ -184,19 +186,18 @@ def test_a_restarted_container_gets_its_entries_again(host: Host) -> None:
     project = host.project("restart")
     process = project.start("sh", "-c", "touch up; sleep 120", marker="up")
     session = project.sandbox["sessions"][0]
-    host.box.run(["docker", "restart", "-t", "1", session["container"]])
-
-    def granted() -> bool:
-        return (
-            f"{session['address']},tcp:443,203.0.113.10" in host.root("ipset", "list", "corral-pins").stdout
-        )
-
-    state = ["docker", "inspect", "-f", "{{.State.Status}}", session["container"]]
-    shown = host.box.run(state, check=False).stdout.strip()
-    # The command line saw its session end and may have removed it; if not, it is fenced and granted as before.
-    if shown == "running":
-        host.box.wait_for(granted, timeout=10)
-    assert "corral did not start it" not in host.user_journal(time.time() - 60)
+    since = time.time()
+    # Held still, the command line cannot remove the container when it sees it end.
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        host.box.run(["docker", "restart", "-t", "1", session["container"]])
+        element = f"{session['address']},tcp:443,203.0.113.10"
+        host.box.wait_for(lambda: element in host.root("ipset", "list", "corral-pins").stdout, timeout=10)
+        networks = ["docker", "inspect", "-f", "{{json .NetworkSettings.Networks}}", session["container"]]
+        assert list(json.loads(host.box.run(networks).stdout)) == [project.sandbox["network"]]
+        assert "disconnected" not in host.user_journal(since)
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
     host.box.kill(process)
 
 
