@@ -175,12 +175,7 @@ def _user(spec: ImageSpec) -> list[str]:
 
 
 def _directories(spec: ImageSpec) -> list[str]:
-    owner = f"-o {spec.uid} -g {spec.gid}"
-    commands = [f"install -d -m 0755 {owner} {HOME}"]
-    for path in spec.home_dirs:
-        # Sticky and root's: the agent can add to it, but cannot move root's directory out of the way.
-        ownership = f"-m 1775 -o 0 -g {spec.gid}" if spec.shelters(path) else f"-m 0755 {owner}"
-        commands.append(f"install -d {ownership} {path}")
+    commands = [f"install -d -m 0755 -o {spec.uid} -g {spec.gid} {HOME}"]
     commands += [f"install -d -m 0755 -o 0 -g 0 {path}" for path in sorted(spec.owned_dirs)]
     return commands
 

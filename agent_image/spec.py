@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from agent_image.harnesses import artifact
-from policy.container import HOME
 from policy.errors import PolicyError
 from policy.profiles import BakedFile
 from policy.urls import UrlError, split_http
@@ -47,7 +45,8 @@ _APT_OPTION = re.compile(r"[A-Za-z]+(?:::[A-Za-z-]+)+=[A-Za-z0-9.-]+")
 _URL = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[A-Za-z0-9._~/%+,=-]*)?")
 
 # Directories a file of root's may be baked into: nothing that the system's own programs live in.
-_BAKED_ROOTS = ("/etc/", "/opt/", "/usr/local/", HOME + "/")
+# Not below HOME: a session mounts its own over it.
+_BAKED_ROOTS = ("/etc/", "/opt/", "/usr/local/")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class ImageSpec:
     harness: a name in harnesses.lock.json.
     base: a Debian-based image the engine has or can pull.
     packages: Debian packages in addition to PACKAGES.
-    agent_dirs: directories below HOME that belong to the agent.
     owned_dirs: directories that belong to root.
     baked_files: files that belong to root.
     ca_certificates: PEM texts (bundles allowed) that the build and the agent trust in addition to Debian's.
@@ -80,7 +78,6 @@ class ImageSpec:
     harness: str = "opencode"
     base: str = DEFAULT_BASE
     packages: tuple[str, ...] = ()
-    agent_dirs: tuple[str, ...] = ()
     owned_dirs: tuple[str, ...] = ()
     baked_files: tuple[BakedFile, ...] = ()
     ca_certificates: tuple[bytes, ...] = ()
@@ -99,17 +96,12 @@ class ImageSpec:
             )
         for package in self.packages:
             _check_package(package)
-        for path in self.agent_dirs:
-            _check_path(path, (HOME + "/",))
         for path in self.owned_dirs:
             _check_path(path, _BAKED_ROOTS)
         for file in self.baked_files:
             _check_path(file.path, _BAKED_ROOTS)
             if file.mode not in {0o644, 0o755}:
                 raise PolicyError(f"{file.path}: a baked file has the mode 0644 or 0755, not {file.mode:04o}")
-        disputed = sorted(set(self.agent_dirs) & set(self.owned_dirs))
-        if disputed:
-            raise PolicyError(f"{disputed[0]} cannot belong both to the agent and to root")
         for option in self.apt_options:
             if not _APT_OPTION.fullmatch("=".join(option)):
                 raise PolicyError(f"{option[0]!r} is not an option of apt with a plain value")
@@ -128,21 +120,6 @@ class ImageSpec:
         if self.apt_security_mirror or not self.apt_mirror:
             return self.apt_security_mirror
         return self.apt_mirror.rstrip("/") + "-security"
-
-    @property
-    def home_dirs(self) -> tuple[str, ...]:
-        """The agent's directories with every missing parent below HOME, parents first."""
-        wanted = [PurePosixPath(path) for path in (*self.agent_dirs, *self.owned_dirs)]
-        home = PurePosixPath(HOME)
-        found = {str(path) for path in wanted}
-        for path in wanted:
-            found.update(str(parent) for parent in path.parents if home in parent.parents)
-        below = {path for path in found if path.startswith(HOME + "/")}
-        return tuple(sorted(below - set(self.owned_dirs)))
-
-    def shelters(self, directory: str) -> bool:
-        """Say whether a directory of root's lies directly in ``directory``."""
-        return any(str(PurePosixPath(path).parent) == directory for path in self.owned_dirs)
 
 
 def _check_ids(uid: int, gid: int) -> None:

@@ -61,7 +61,6 @@ def image_spec(
         harness=profile.name,
         base=loaded.policy.build.base_image,
         packages=profile.debian_packages,
-        agent_dirs=tuple(profile.state_path(part) for part in profile.state_dirs),
         owned_dirs=profile.owned_dirs,
         baked_files=profile.baked_files(loaded.options),
         ca_certificates=tuple(certificates),

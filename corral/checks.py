@@ -146,8 +146,11 @@ def expectations(
         "gid": gid,
         "home": str(home),
         "mounts_rw": [mount.target for mount in loaded.mounts if not mount.read_only],
-        "mounts_ro": [mount.target for mount in loaded.mounts if mount.read_only],
-        "state": [profile.state_path(directory) for directory in profile.state_dirs],
+        "mounts_ro": [
+            *(mount.target for mount in loaded.mounts if mount.read_only),
+            *(f"{HOME}/{managed.path}" for managed in profile.managed_dirs),
+        ],
+        "state": [HOME, *(profile.state_path(directory) for directory in profile.state_dirs)],
         "shadows": [f"{HOME}/{part}" for part in profile.shadow],
         "host_services": sorted({service.port for service in loaded.declaration.host_services}),
         "gateway": gateway,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from corral import limits
 from corral.membership import login_fix, membership
 from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
 from policy.errors import EngineError
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
     from docker.api.client import APIClient
 
+    from policy.container import Limits
+    from policy.schema import Limits as Wanted
+
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT = 60
-# The one thing Docker may leave out: it limits swap, which no part of the fence depends on.
-HARMLESS_WARNING = "swap"
-PIDS_WARNING = "pids limit"
 # Docker always listens for a detach sequence. This one no keyboard sends: 0xFF is not part of any UTF-8 text.
 NO_DETACH = b",".join([b"\xff"] * 8)
 
@@ -92,32 +93,26 @@ def errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-def judge_warnings(what: str, warnings: Sequence[str] | None) -> list[str]:
-    """Look at what Docker says it left out; nothing of it is dropped silently.
-
-    Returns:
-        what the user has to know: a limit on processes that this kernel cannot keep. Only the host's comfort
-        depends on it, not the fence.
+def possible_limits(api: APIClient, wanted: Wanted, warn: Callable[[str], None]) -> Limits:
+    """Return what a container may use of this host, as far as the host can keep it.
 
     Raises:
-        EngineError: anything else was left out, memory's swap accounting excepted.
+        EngineError, PolicyError: see limits.possible.
     """
-    told, serious = [], []
-    for warning in warnings or ():
-        if PIDS_WARNING in warning.lower():
-            told.append(f"the number of processes in {what} is not limited: {warning}")
-        elif HARMLESS_WARNING not in warning.lower():
-            serious.append(warning)
-    if serious:
-        raise EngineError(
-            f"Docker did not create {what} as asked: " + "; ".join(serious),
-            "enable what is missing in the kernel or its cgroup controllers; docker info lists it",
-        )
-    return told
+    info = None
+    if wanted.cpus is not None:
+        with errors("asking Docker what it can limit"):
+            info = api.info()
+    found, told = limits.possible(wanted, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), info)
+    for text in told:
+        warn(text)
+    return found
 
 
-def create_container(api: APIClient, body: Mapping[str, Any], name: str) -> tuple[str, list[str]]:
-    """Create a container; return its id and what the user has to know (see ``judge_warnings``).
+def create_container(
+    api: APIClient, body: Mapping[str, Any], name: str, *, best_effort: bool
+) -> tuple[str, list[str]]:
+    """Create a container; return its id and what the user has to know (see ``limits.judge_warnings``).
 
     Raises:
         EngineError: refused, or created with something left out (then it is removed again).
@@ -134,7 +129,8 @@ def create_container(api: APIClient, body: Mapping[str, Any], name: str) -> tupl
         raise
     ident: str = answer["Id"]
     try:
-        return ident, judge_warnings(f"the container {name}", answer.get("Warnings"))
+        warnings = answer.get("Warnings")
+        return ident, limits.judge_warnings(f"the container {name}", warnings, best_effort=best_effort)
     except EngineError:
         remove_container(api, ident)
         raise

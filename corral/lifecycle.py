@@ -14,9 +14,9 @@ from typing import Any
 from corral import checks, engine, network, relay, state
 from corral.build import ensure_image
 from corral.context import Invocation
-from corral.session import SERVICE, Outside, Request, User, plan
+from corral.session import SERVICE, Outside, Request, User, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
-from policy.container import HOME, SessionSpec, create_body
+from policy.container import Limits, SessionSpec, create_body
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.secrets import read_env_file
@@ -34,6 +34,7 @@ class Prepared:
     image: str
     plan: Plan
     secrets: Mapping[str, str]
+    limits: Limits
 
 
 @dataclass
@@ -105,8 +106,9 @@ def prepare(invocation: Invocation) -> Prepared:
             environ=invocation.user.environ,
         )
     _relays(invocation, layout)
-    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
-    return Prepared(invocation.with_identity(), built.image, layout, secrets)
+    state.prepare(invocation.paths, loaded.profile)
+    limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
+    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits)
 
 
 def subnet_ranges(configured: IPv4Network | None) -> list[IPv4Network]:
@@ -153,7 +155,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     api, loaded, paths = invocation.api, invocation.loaded, invocation.paths
     made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session)
     with _undone(invocation, made):
-        state.create_session(paths, request.session)
+        state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         with network.locked(paths.root / "addresses.lock"):
             spec = plan(
                 loaded,
@@ -166,11 +168,17 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                 start=invocation.cwd,
                 ipv6=IPV6.exists(),
                 outside=outside(invocation),
+                limits=prepared.limits,
             )
             _create_hosts(spec, prepared.plan)
             # Cut off, the request goes on in Docker, and the container comes after everything was removed.
             with signals_held():
-                made.ident, told = engine.create_container(api, body(spec, request), spec.container)
+                made.ident, told = engine.create_container(
+                    api,
+                    body(spec, request),
+                    spec.container,
+                    best_effort=loaded.policy.limits.best_effort,
+                )
         with invocation.console.step("network policy", minor=True):
             ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
         for warning in (*told, *ready.get("warnings", ())):
@@ -245,4 +253,4 @@ def working_directory() -> Path:
     try:
         return Path(os.path.realpath(Path.cwd()))
     except FileNotFoundError as error:
-        raise CorralError("the current directory does not exist any more", f"cd {HOME}") from error
+        raise CorralError("the current directory does not exist any more", "cd, then try again") from error

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral import oserrors, process, subnets
-from corral.engine import errors, judge_warnings
+from corral.engine import errors
+from corral.limits import judge_warnings
 from corral.subnets import Plan, Taken
 from policy.container import network_body, network_differences
 from policy.declaration import LABEL_SANDBOX, LABEL_UID
@@ -143,7 +144,9 @@ def _post(api: APIClient, body: Mapping[str, Any]) -> None:
     if rest:
         raise EngineError(f"the network's {', '.join(sorted(rest))} cannot be sent to Docker")
     answer = api.create_network(**options)
-    judge_warnings(f"the network {body['Name']}", [answer["Warning"]] if answer.get("Warning") else [])
+    judge_warnings(
+        f"the network {body['Name']}", [answer["Warning"]] if answer.get("Warning") else [], best_effort=False
+    )
 
 
 def _verified(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> Plan:

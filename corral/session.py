@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.state import EMPTY
-from policy.container import HOME, Mount, SessionSpec
+from policy.container import HOME, Limits, Mount, SessionSpec
 from policy.declaration import Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
@@ -116,14 +116,22 @@ def _locale(environ: Mapping[str, str]) -> str:
     return wanted if _LOCALES.fullmatch(wanted) else LOCALE
 
 
-def mounts(loaded: LoadedPolicy, paths: StatePaths) -> tuple[Mount, ...]:
-    """Return every mount but the hosts file: the policy's, the state, and what the profile covers up."""
+def mounts(loaded: LoadedPolicy, paths: StatePaths, session: str) -> tuple[Mount, ...]:
+    """Return every mount but the hosts file: the policy's, the home directory, and what belongs into it.
+
+    The home directory is the session's own and goes with it; the state directories in it stay.
+    """
     profile = loaded.profile
+    home = Mount(str(paths.session_home(session)), HOME)
     state = tuple(Mount(str(paths.home / part), profile.state_path(part)) for part in profile.state_dirs)
     shadows = tuple(
         Mount(str(paths.root / EMPTY), f"{HOME}/{part}", read_only=True) for part in profile.shadow
     )
-    return (*loaded.mounts, *state, *shadows)
+    managed = tuple(
+        Mount(str(paths.managed / directory.path), f"{HOME}/{directory.path}", read_only=True)
+        for directory in profile.managed_dirs
+    )
+    return (home, *loaded.mounts, *state, *managed, *shadows)
 
 
 def workdir(loaded: LoadedPolicy, start: Path) -> str:
@@ -145,6 +153,7 @@ def plan(
     start: Path,
     ipv6: bool,
     outside: Outside,
+    limits: Limits,
 ) -> SessionSpec:
     """Return everything ``policy.container.create_body`` needs.
 
@@ -159,6 +168,7 @@ def plan(
         start: the user's working directory, resolved.
         ipv6: whether the kernel has IPv6.
         outside: what must be closed to it.
+        limits: how much of the host it may use.
     """
     return SessionSpec(
         sandbox=loaded.sandbox,
@@ -174,9 +184,10 @@ def plan(
         workdir=workdir(loaded, start),
         argv=request.argv,
         declaration=loaded.declaration,
-        mounts=mounts(loaded, paths),
+        mounts=mounts(loaded, paths, request.session),
         env=environment(loaded, user, request, secrets, outside),
         tty=request.terminal.tty,
         stdin=request.terminal.stdin,
         ipv6=ipv6,
+        limits=limits,
     )

@@ -9,39 +9,40 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from corral import oserrors
+from policy.container import HOME, Mount
 from policy.errors import CorralError
 from policy.identity import SANDBOX_ID, StatePaths
-from policy.profiles import SeedFile
+from policy.profiles import ManagedDir, Profile, SeedFile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
 PROJECT = "project"
 
 
-def prepare(paths: StatePaths, state_dirs: Iterable[str], seeds: Iterable[SeedFile]) -> None:
-    """Make the state directories (0700) and put seed files where there are none.
-
-    Args:
-        paths: the sandbox's.
-        state_dirs: relative to HOME, as the profile names them.
-        seeds: files of the profile.
+def prepare(paths: StatePaths, profile: Profile) -> None:
+    """Make the state directories (0700), put seed files where there are none, and what the profile manages.
 
     Raises:
         CorralError: a path is not a directory of ours, or the disk refuses.
     """
     _own_directory(paths.root)
     with _opened(paths.home) as home:
-        for directory in state_dirs:
+        for directory in profile.state_dirs:
             with _descend(home, PurePosixPath(directory).parts, paths.home):
                 pass
-        for seed in seeds:
+        for seed in profile.seeds:
             path = PurePosixPath(seed.path)
             with _descend(home, path.parent.parts, paths.home) as parent:
                 _write_new(parent, path.name, seed)
+        for part in profile.shadow:
+            _mount_point(home, paths.home, part, directory=False, only_below=profile.state_dirs)
+    for managed in profile.managed_dirs:
+        _manage(paths.managed / managed.path, managed)
     empty = paths.root / EMPTY
     with contextlib.suppress(FileExistsError):
         os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444))
@@ -82,8 +83,13 @@ def sandboxes_of(data: Path, project: Path) -> list[str]:
     return found
 
 
-def create_session(paths: StatePaths, session: str) -> Path:
-    """Make the directory of a session and return it.
+def create_session(paths: StatePaths, session: str, mounts: Iterable[Mount]) -> Path:
+    """Make the directory of a session with the agent's home in it, and return it.
+
+    Args:
+        paths: the sandbox's.
+        session: its id.
+        mounts: of the container. Docker would make a mount point that is missing in the home, as root.
 
     Raises:
         CorralError: it exists, or the disk refuses.
@@ -98,12 +104,18 @@ def create_session(paths: StatePaths, session: str) -> Path:
             f"cannot make {directory}: {error.strerror}",
             oserrors.hint(error) or "corral down, then try again",
         ) from error
+    with _opened(paths.session_home(session)) as home:
+        for mount in mounts:
+            if mount.target.startswith(HOME + "/"):
+                inside = mount.target.removeprefix(HOME + "/")
+                folder = Path(mount.source).is_dir()
+                _mount_point(home, paths.session_home(session), inside, directory=folder)
     return directory
 
 
 def remove_session(paths: StatePaths, session: str) -> None:
     """Remove the directory of a session; what cannot be removed stays for the next ``down``."""
-    shutil.rmtree(paths.session(session), ignore_errors=True)
+    _remove(paths.session(session))
 
 
 def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
@@ -112,9 +124,54 @@ def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
     with contextlib.suppress(FileNotFoundError):
         for directory in (paths.root / "sessions").iterdir():
             if directory.name not in keep:
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(directory)
                 count += 1
     return count
+
+
+def _remove(tree: Path) -> None:
+    """Remove what an agent may have filled, directories that it closed included. Nobody writes there now."""
+    shutil.rmtree(tree, ignore_errors=True)
+    if not tree.exists():
+        return
+    with contextlib.suppress(OSError):
+        for top, folders, _ in os.walk(tree):
+            for name in folders:
+                path = Path(top, name)
+                if stat.S_ISDIR(path.lstat().st_mode):
+                    path.chmod(0o700)
+    shutil.rmtree(tree, ignore_errors=True)
+
+
+def _mount_point(
+    top: int, shown: Path, part: str, *, directory: bool, only_below: Iterable[str] | None = None
+) -> None:
+    """Make a directory or an empty file to mount on, where there is nothing."""
+    path = PurePosixPath(part)
+    if only_below is not None and not any(path.is_relative_to(above) for above in only_below):
+        return
+    with _descend(top, path.parts if directory else path.parent.parts, shown) as parent:
+        if not directory:
+            with contextlib.suppress(FileExistsError):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                os.close(os.open(path.name, flags, 0o600, dir_fd=parent))
+
+
+def _manage(directory: Path, managed: ManagedDir) -> None:
+    """Bring a directory, which no container can write, to exactly what the profile says."""
+    _own_directory(directory)
+    try:
+        for entry in directory.iterdir():
+            if entry.name not in managed.files:
+                entry.unlink()
+        for name, content in managed.files.items():
+            file = directory / name
+            if not file.is_file() or file.read_text(encoding="utf-8") != content:
+                partial = directory / f"{name}.new"
+                partial.write_text(content, encoding="utf-8")
+                partial.replace(file)
+    except OSError as error:
+        raise CorralError(f"cannot write {directory}: {error.strerror}", oserrors.hint(error)) from error
 
 
 def _own_directory(path: Path) -> None:

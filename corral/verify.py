@@ -120,14 +120,16 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
 def started_differently(invocation: Invocation, inspect: Mapping[str, Any]) -> str:
     """Return how a running container differs from what ``run`` would start now, or nothing."""
     loaded, config = invocation.loaded, inspect.get("Config") or {}
-    if (config.get("Labels") or {}).get(LABEL_EGRESS) != loaded.declaration.to_label():
+    labels = config.get("Labels") or {}
+    session = str(labels.get(LABEL_SESSION, ""))
+    if labels.get(LABEL_EGRESS) != loaded.declaration.to_label():
         return "it was started under another version of the policy: egress differs; end it and run it again"
     actual = {
         (str(row.get("Source")), str(row.get("Target")), bool(row.get("ReadOnly")))
         for row in (inspect.get("HostConfig") or {}).get("Mounts") or ()
         if row.get("Target") != HOSTS_TARGET
     }
-    wanted = {(row.source, row.target, row.read_only) for row in mounts(loaded, invocation.paths)}
+    wanted = {(row.source, row.target, row.read_only) for row in mounts(loaded, invocation.paths, session)}
     if actual != wanted:
         changed = sorted({target for _, target, _ in actual ^ wanted})
         return f"it was started under another version of the policy: mounts differ: {', '.join(changed)}"

@@ -44,6 +44,9 @@ DOCKER_DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 # Values that say nothing about isolation.
 IGNORED = frozenset({"ConsoleSize", "ContainerIDFile", "Ulimits"})
+# How much of this host a container may use is its user's wish, no way out of the sandbox; Docker leaves out
+# what it has no cgroup controller for.
+LIMITS = frozenset({"PidsLimit", "Memory", "MemorySwap", "NanoCpus"})
 # Where output stays on this host. A driver that ships it elsewhere is a way out that no packet rule sees.
 LOCAL_LOGS = frozenset({"json-file", "local", "journald", "none"})
 MASKED = frozenset(
@@ -299,8 +302,7 @@ def _host_config_problems(actual: Mapping[str, Any], spec: SessionSpec) -> list[
 
 def _field_problem(key: str, value: Any, expected: Any) -> str | None:
     """Judge a field that corral sets itself."""
-    if key in IGNORED or (key == "PidsLimit" and not value):
-        # Docker discards that limit where the controller is missing; no way out of the sandbox.
+    if key in IGNORED or key in LIMITS:
         return None
     if key == "LogConfig":
         # The engine's configuration may add options; what counts is where the output goes.

@@ -32,6 +32,9 @@ HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096
 NOFILE = 16384
 SHM_SIZE = 64 << 20
+# Where programs may write that keep nothing: the root filesystem is read-only. Executable, because harnesses
+# unpack libraries there and map them.
+TMPFS = dict.fromkeys(("/tmp", "/var/tmp"), "rw,exec,nosuid,nodev,mode=1777")  # noqa: S108 - inside
 
 IPV6_OFF = {
     "net.ipv6.conf.all.disable_ipv6": "1",
@@ -55,6 +58,28 @@ class Mount:
             "Target": self.target,
             "ReadOnly": self.read_only,
             "BindOptions": {"Propagation": "rprivate"},
+        }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one container may use of this host; 0 is no limit.
+
+    ``pids`` processes and threads, ``memory`` bytes (swap included), ``nano_cpus`` billionths of a processor.
+    """
+
+    pids: int = PIDS_LIMIT
+    memory: int = 0
+    nano_cpus: int = 0
+
+    def host_config(self) -> dict[str, int]:
+        """Return the fields of Docker's HostConfig."""
+        # As much with swap as without: swapping is what makes a host that is short of memory unusable.
+        return {
+            "PidsLimit": self.pids,
+            "Memory": self.memory,
+            "MemorySwap": self.memory,
+            "NanoCpus": self.nano_cpus,
         }
 
 
@@ -85,6 +110,7 @@ class SessionSpec:
     tty: bool = False
     stdin: bool = False
     ipv6: bool = True
+    limits: Limits = Limits()
     entrypoint: tuple[str, ...] = (ENTRYPOINT,)
 
     @property
@@ -118,7 +144,7 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "Init": True,
         # Said explicitly, so that an engine's own default cannot make it differ.
         "ShmSize": SHM_SIZE,
-        "PidsLimit": PIDS_LIMIT,
+        **spec.limits.host_config(),
         "Ulimits": [{"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE}],
         "Sysctls": dict(IPV6_OFF) if spec.ipv6 else {},
         # Dead inside the container's namespace: answered in a millisecond, nothing on the wire. Without it
@@ -134,7 +160,8 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "AutoRemove": False,
         "Privileged": False,
         "PublishAllPorts": False,
-        "ReadonlyRootfs": False,
+        "ReadonlyRootfs": True,
+        "Tmpfs": dict(TMPFS),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from policy.problems import Location, Problem, show
-from policy.schema import AllowEntry, Build, Egress, Mounts, Policy, Proxy, Secrets, Service
+from policy.schema import AllowEntry, Build, Egress, Limits, Mounts, Policy, Proxy, Secrets, Service
 from policy.urls import redact
 from policy.yamltree import Document
 
@@ -19,6 +19,7 @@ _MODELS: dict[Location, type[BaseModel]] = {
     ("egress", "allow", 0): AllowEntry,
     ("host_services", 0): Service,
     ("secrets",): Secrets,
+    ("limits",): Limits,
     ("build",): Build,
     ("build", "proxy"): Proxy,
 }
@@ -27,6 +28,8 @@ _CONFIDENTIAL = ("secrets", "profile_options")
 _PLAIN = {
     "string_type": "must be text",
     "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
     "list_type": "must be a list",

@@ -87,6 +87,15 @@ class StatePaths:
         """Directory of one session; holds its hosts file."""
         return self.root / "sessions" / session
 
+    def session_home(self, session: str) -> Path:
+        """The agent's home directory during one session."""
+        return self.session(session) / "home"
+
+    @property
+    def managed(self) -> Path:
+        """What the profile puts below the agent's home and the agent cannot change."""
+        return self.root / "managed"
+
     def hosts(self, session: str) -> Path:
         """The hosts file that the enforcer publishes and the container reads."""
         return self.session(session) / "hosts"

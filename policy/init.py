@@ -39,6 +39,13 @@ egress:
 # secrets:
 #   env_file: ~/.config/corral/{file}.env
 
+# What one session may use of this machine. Without it: 4096 processes, three quarters of the memory.
+# limits:
+#   memory: 8g
+#   cpus: 4
+#   pids: 2048
+#   best_effort: true      # start even where this machine cannot keep one of them
+
 # The image is built with the proxy, certificates and mirrors this machine uses, unless they are set here.
 # build:
 #   base_image: debian:bookworm-slim

@@ -6,13 +6,23 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from policy import profiles
+from policy import container, profiles
+from policy.container import PIDS_LIMIT
 from policy.declaration import Declaration, HostService, Name, Port
 from policy.errors import PolicyError
 from policy.hosts import HostError, parse_host
+from policy.limits import default_memory, parse_memory
 from policy.profiles import Profile
 from policy.urls import UrlError, is_no_proxy, split_http
 
@@ -205,6 +215,39 @@ class Build(_Model):
     apt_mirror: HostUrl | None = None
 
 
+def _memory(text: str) -> str:
+    try:
+        parse_memory(text)
+    except ValueError as error:
+        raise problem(str(error), "write an amount with its unit: 512m, 8g") from error
+    return text
+
+
+class Limits(_Model):
+    """What one container may use of this host.
+
+    ``memory`` None: three quarters of the host's. ``cpus`` None: all processors. ``best_effort``: start even
+    where the host has no cgroup controller for a limit.
+    """
+
+    pids: Annotated[int, Field(ge=32, le=4194304)] = PIDS_LIMIT
+    memory: Annotated[str, AfterValidator(_memory)] | None = None
+    cpus: Annotated[float, Field(strict=False, ge=0.1, le=4096)] | None = None
+    best_effort: bool = False
+
+    @field_validator("cpus", mode="before")
+    @classmethod
+    def _cpus(cls, value: Any) -> Any:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise problem("must be a number of processors", "write 2 or 0.5")
+        return value
+
+    def container(self, memory_total: int) -> container.Limits:
+        """Return what the container gets on a host with that much memory, in bytes."""
+        memory = default_memory(memory_total) if self.memory is None else parse_memory(self.memory)
+        return container.Limits(self.pids, memory, round((self.cpus or 0) * 100) * 10**7)
+
+
 class Policy(_Model):
     """The whole file."""
 
@@ -217,6 +260,7 @@ class Policy(_Model):
         tuple[Service, ...], Listed, Field(max_length=MAX_SERVICES), AfterValidator(_distinct_services)
     ] = ()
     secrets: Secrets = Secrets()
+    limits: Limits = Limits()
     build: Build = Build()
     profile_options: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     background: Annotated[tuple[str, ...], Listed, AfterValidator(_distinct), Field(max_length=16)] = ()

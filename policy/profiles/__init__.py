@@ -6,11 +6,20 @@ import difflib
 
 from policy.errors import PolicyError
 from policy.problems import show
-from policy.profiles.base import BakedFile, NpmTarball, Profile, ProfileOptions, SeedFile, VerifyCheck
+from policy.profiles.base import (
+    BakedFile,
+    ManagedDir,
+    NpmTarball,
+    Profile,
+    ProfileOptions,
+    SeedFile,
+    VerifyCheck,
+)
 from policy.profiles.opencode import OPENCODE
 
 __all__ = [
     "BakedFile",
+    "ManagedDir",
     "NpmTarball",
     "Profile",
     "ProfileOptions",

@@ -48,6 +48,14 @@ class BakedFile:
 
 
 @dataclass(frozen=True)
+class ManagedDir:
+    """A directory below HOME that is mounted read-only, with ``files`` (name -> content) and nothing else."""
+
+    path: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class SeedFile:
     """A file put once into the sandbox's state when it is not there; ``path`` is relative to HOME."""
 
@@ -96,12 +104,12 @@ class Profile:
         state_dirs: directories below HOME that outlive a session, relative to HOME.
         seeds: files put once into that state.
         shadow: paths relative to HOME that are covered by an empty read-only file.
+        managed_dirs: directories below HOME that are mounted read-only.
         owned_dirs: absolute directories that belong to root in the image, besides those of baked files.
         debian_packages: Debian packages it needs at run time.
         default_egress: names added to the allowlist unless egress.profile_defaults is false.
         base_urls: per provider, the variable or setting that points the harness at another base URL.
         detach_keys: Docker detach sequence that does not collide with the harness's own keys.
-        exec_tmp: /tmp must allow execution.
         verify: further checks.
     """
 
@@ -119,12 +127,12 @@ class Profile:
     state_dirs: tuple[str, ...] = ()
     seeds: tuple[SeedFile, ...] = ()
     shadow: tuple[str, ...] = ()
+    managed_dirs: tuple[ManagedDir, ...] = ()
     owned_dirs: tuple[str, ...] = ()
     debian_packages: tuple[str, ...] = ()
     default_egress: tuple[str, ...] = ()
     base_urls: Mapping[str, str] = field(default_factory=_empty)
     detach_keys: str = "ctrl-p,ctrl-q"
-    exec_tmp: bool = False
     verify: tuple[VerifyCheck, ...] = ()
 
     def one_shot_argv(self, prompt: str) -> tuple[str, ...]:
@@ -135,19 +143,6 @@ class Profile:
     def state_path(self, directory: str) -> str:
         """Return where a state directory is inside the container."""
         return f"{HOME}/{directory}"
-
-    def agent_dirs(self) -> tuple[str, ...]:
-        """Return the directories that the image creates for the agent, parents first.
-
-        They are the state directories and everything between HOME and a state or root-owned directory.
-        Without them Docker would create the missing ones as root when it mounts.
-        """
-        found: set[str] = set()
-        for path in (*(self.state_path(directory) for directory in self.state_dirs), *self.owned_dirs):
-            if path.startswith(HOME + "/"):
-                parts = path[len(HOME) + 1 :].split("/")
-                found.update(f"{HOME}/{'/'.join(parts[:depth])}" for depth in range(1, len(parts) + 1))
-        return tuple(sorted(found - set(self.owned_dirs)))
 
     def baked_files(self, options: ProfileOptions) -> tuple[BakedFile, ...]:
         """Return the root-owned files of the image, in a stable order; none unless a profile says so."""

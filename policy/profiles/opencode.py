@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import Field, JsonValue, field_validator
 from pydantic_core import PydanticCustomError
 
-from policy.container import HOME
-from policy.profiles.base import BakedFile, NpmTarball, Profile, ProfileOptions, VerifyCheck
+from policy.profiles.base import BakedFile, ManagedDir, NpmTarball, Profile, ProfileOptions, VerifyCheck
 
 BINARY = "/usr/local/bin/opencode"
 MANAGED_CONFIG = "/etc/opencode/opencode.json"
-CONFIG_DIR = f"{HOME}/.config/opencode"
+CONFIG_DIR = ".config/opencode"
 
 # Settings that follow from how corral runs the harness; a policy cannot set them otherwise.
 FIXED: Mapping[str, JsonValue] = MappingProxyType({"autoupdate": False, "share": "disabled"})
@@ -58,15 +57,11 @@ class Opencode(Profile):
     """The opencode profile."""
 
     def baked_files(self, options: ProfileOptions) -> tuple[BakedFile, ...]:
-        """Return the managed configuration and what keeps the user's configuration directory quiet."""
+        """Return the managed configuration."""
         config = options.config if isinstance(options, OpencodeOptions) else {}
         merged = _merge(_merge(dict(DEFAULTS), config), dict(FIXED))
-        return (
-            BakedFile(MANAGED_CONFIG, json.dumps(merged, indent=2, sort_keys=True, ensure_ascii=True) + "\n"),
-            # opencode installs a plugin SDK from the registry into a configuration directory it can write,
-            # and dies when it cannot create this file in one that is mounted read-only.
-            BakedFile(f"{CONFIG_DIR}/.gitignore"),
-        )
+        text = json.dumps(merged, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+        return (BakedFile(MANAGED_CONFIG, text),)
 
 
 def _problem(what: str, fix: str) -> PydanticCustomError:
@@ -125,7 +120,10 @@ OPENCODE = Opencode(
     ),
     ca_env=("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE"),
     state_dirs=(".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
-    owned_dirs=("/etc/opencode", CONFIG_DIR),
+    # opencode installs a plugin SDK from the registry into a configuration directory it can write, and dies
+    # when it cannot create this file in one that is mounted read-only.
+    managed_dirs=(ManagedDir(CONFIG_DIR, MappingProxyType({".gitignore": ""})),),
+    owned_dirs=("/etc/opencode",),
     # Without rg on PATH its search tools download one and then fail.
     debian_packages=("ca-certificates", "git", "ripgrep"),
     default_egress=("openrouter.ai", "api.openai.com", "api.anthropic.com"),
@@ -134,12 +132,10 @@ OPENCODE = Opencode(
     ),
     # Ctrl+P, the first key of Docker's default sequence, opens its command palette.
     detach_keys="ctrl-],ctrl-q",
-    # The terminal interface unpacks shared objects into /tmp and maps them.
-    exec_tmp=True,
     verify=(
         VerifyCheck("root-owned", BINARY),
         VerifyCheck("root-owned", MANAGED_CONFIG),
-        VerifyCheck("root-owned", CONFIG_DIR),
+        # The terminal interface unpacks shared objects there and maps them.
         VerifyCheck("exec-dir", "/tmp"),  # noqa: S108 - the path inside the container
         VerifyCheck("runs", BINARY),
     ),

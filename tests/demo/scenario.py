@@ -31,6 +31,8 @@ egress:
 host_services:
   - name: llama
     port: {PORT}
+limits:
+  best_effort: true
 profile_options:
   opencode:
     config:

@@ -25,6 +25,8 @@ egress:
   allow:
     - allowed1.corral.example
     - allowed2.corral.example
+limits:
+  best_effort: true
 """
 
 FLOOD = """\

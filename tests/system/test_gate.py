@@ -179,7 +179,9 @@ def test_a_resolver_that_can_be_reached_stops_the_start(host: Host) -> None:
 
 @pytest.mark.parametrize("resolver", ["stub", "routable"])
 def test_nobody_outside_hears_the_gates_questions(host: Host, resolver: str) -> None:
-    project = host.project("questions", "profile: opencode\negress: {profile_defaults: false}\n")
+    project = host.project(
+        "questions", "profile: opencode\negress: {profile_defaults: false}\nlimits: {best_effort: true}\n"
+    )
     with host.box.resolver(resolver):
         project.inside("true")
         mark = host.internet.mark()

@@ -43,6 +43,8 @@ DOCKERS: dict[str, Own] = {
     # One by one where a user namespace forbids to make them.
     **{f"/dev/{name}": _device(name) for name in ("null", "zero", "full", "random", "urandom", "tty")},
     "/sys": _whole("sysfs"),
+    # Asked for by corral: where programs write what nobody keeps.
+    **dict.fromkeys(("/tmp", "/var/tmp"), _whole("tmpfs")),  # noqa: S108 - looked at, not used
     CGROUPS: lambda mount: mount.kind in {"cgroup2", "tmpfs"},
     "/etc/resolv.conf": _file(r"/containers/[0-9a-f]{64}/resolv\.conf"),
     "/etc/hostname": _file(r"/containers/[0-9a-f]{64}/hostname"),

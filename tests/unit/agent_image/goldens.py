@@ -23,7 +23,6 @@ def opencode(**changes: object) -> ImageSpec:
         "gid": 1000,
         "architecture": "amd64",
         "packages": OPENCODE.debian_packages,
-        "agent_dirs": tuple(OPENCODE.state_path(directory) for directory in OPENCODE.state_dirs),
         "owned_dirs": OPENCODE.owned_dirs,
         "baked_files": OPENCODE.baked_files(OPENCODE.parse_options({})),
     }

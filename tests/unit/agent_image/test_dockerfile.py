@@ -200,10 +200,3 @@ def test_an_agent_of_the_base_is_replaced(tmp_path) -> None:
     assert passwd.count("agent:*:1000:1000:") == 1
     assert ":500:" not in passwd
     assert group.splitlines() == ["root:x:0:", "agents:x:501:agent", "agent:*:1000:"]
-
-
-def test_directory_above_one_of_roots_is_sticky() -> None:
-    text = render(opencode())
-    assert "install -d -m 1775 -o 0 -g 1000 /home/agent/.config;" in text
-    assert "install -d -m 0755 -o 0 -g 0 /home/agent/.config/opencode;" in text
-    assert "install -d -m 0755 -o 1000 -g 1000 /home/agent/.local/state/opencode;" in text

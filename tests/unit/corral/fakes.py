@@ -43,6 +43,10 @@ class FakeDocker:
         if name in self.fail:
             raise self.fail[name]
 
+    def info(self) -> dict[str, Any]:
+        self._called("info")
+        return {"NCPU": 2}
+
     # networks
 
     def networks(self) -> list[dict[str, Any]]:

@@ -45,7 +45,6 @@ def test_profile_policy_and_host_meet_in_the_image(loaded: LoadedPolicy) -> None
     assert (spec.uid, spec.gid, spec.harness) == (1000, 1001, "opencode")
     assert spec.base == loaded.policy.build.base_image
     assert set(spec.packages) >= {"git", "ripgrep"}
-    assert spec.agent_dirs == tuple(f"/home/agent/{part}" for part in loaded.profile.state_dirs)
     assert {file.path for file in spec.baked_files} >= {"/etc/opencode/opencode.json"}
     assert spec.apt_mirror == "https://mirror.example/debian"
     assert (spec.npm_registry, spec.pip_index) == ("https://npm.example", "https://pip.example/simple")

@@ -257,14 +257,14 @@ def test_the_checker_understands_what_it_is_told(
     understood = Expectations(json.loads(json.dumps(told)))
     assert (understood.uid, understood.gid, understood.home) == (1000, 1001, str(home))
     assert understood.mounts_rw == [str(loaded.project)]
-    assert understood.mounts_ro == [str(home / "notes")]
+    assert understood.mounts_ro == [str(home / "notes"), "/home/agent/.config/opencode"]
     assert understood.host_services == [8081]
     assert understood.probe == ("192.0.2.1", 443)
     assert understood.env_file == str(secrets)
     assert understood.resolvers == ["203.0.113.53"]
     assert understood.names["api.example.com"] == ["203.0.113.10", "203.0.113.11"]
     assert len(understood.profile) == len(loaded.profile.verify)
-    assert len(understood.state) == len(loaded.profile.state_dirs)
+    assert len(understood.state) == 1 + len(loaded.profile.state_dirs)
 
 
 def test_resolvers_are_those_that_a_sandbox_could_ask_itself() -> None:

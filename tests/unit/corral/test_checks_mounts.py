@@ -22,7 +22,7 @@ def test_the_checker_is_told_every_mount_that_a_session_gets(
         loaded, uid=1000, gid=1000, home=home, gateway="172.16.0.1", probe="192.0.2.1", names={}
     )
     told = Expectations(json.loads(json.dumps(body)))
-    given = mounts(loaded, StatePaths(home / "state"))
+    given = mounts(loaded, StatePaths(home / "state"), "00000001")
     assert {mount.target for mount in given} == {*told.mounts, *told.state, *told.shadows}
     read_only = {mount.target for mount in given if mount.read_only}
     assert read_only == {*told.mounts_ro, *told.shadows}

@@ -14,6 +14,7 @@ from corral.down import Removed, down, report, summary
 from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
+from policy.container import Limits
 from policy.errors import PolicyError
 from policy.loader import LoadedPolicy
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
@@ -37,9 +38,9 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def prepared(invocation: Invocation) -> Prepared:
     loaded = invocation.loaded
-    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    state.prepare(invocation.paths, loaded.profile)
     network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
-    return Prepared(invocation.user, "sha256:1", PLAN, {})
+    return Prepared(invocation.user, "sha256:1", PLAN, {}, Limits())
 
 
 def test_everything_of_the_sandbox_goes_and_its_state_stays(

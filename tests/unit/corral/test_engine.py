@@ -6,9 +6,14 @@ import pytest
 
 from corral import engine
 from policy.errors import EngineError
+from policy.schema import Limits
 from tests.unit.corral.fakes import FakeDocker, refusal
 
 BODY = {"Labels": {}, "NetworkingConfig": {"EndpointsConfig": {}}, "HostConfig": {}}
+
+
+def create(docker_engine: FakeDocker, *, best_effort: bool = False) -> tuple[str, list[str]]:
+    return engine.create_container(docker_engine, BODY, "corral-x", best_effort=best_effort)  # type: ignore[arg-type]
 
 
 def test_an_engine_elsewhere_is_refused_and_a_local_socket_is_taken() -> None:
@@ -36,42 +41,34 @@ def test_a_socket_nobody_answers_is_explained(tmp_path: Path) -> None:
         engine.connect({"DOCKER_HOST": f"unix://{path}"})
 
 
-@pytest.mark.parametrize(
-    "warning",
-    [
-        "Your kernel does not support CPU cfs quota. CPU quota discarded.",
-        "Memory limit discarded",
-        "something new",
-    ],
-)
-def test_a_limit_that_docker_discards_is_an_error_and_leaves_no_container(
-    docker_engine: FakeDocker, warning: str
-) -> None:
-    docker_engine.warnings = [warning]
-    with pytest.raises(EngineError) as caught:
-        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
-    assert warning in caught.value.message
+def test_a_limit_that_docker_discards_is_an_error_and_leaves_no_container(docker_engine: FakeDocker) -> None:
+    docker_engine.warnings = ["Your kernel does not support PIDs limit capabilities. PIDs limit discarded."]
+    with pytest.raises(EngineError, match="cgroup controllers are missing: pids"):
+        create(docker_engine)
     assert docker_engine.containers_by_id == {}
 
 
-def test_a_warning_about_swap_alone_is_no_error(docker_engine: FakeDocker) -> None:
-    docker_engine.warnings = ["Your kernel does not support swap limit capabilities. Limitation discarded."]
-    _, told = engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
-    assert told == []
-
-
-def test_an_unlimited_number_of_processes_is_told(docker_engine: FakeDocker) -> None:
+def test_a_discarded_limit_that_the_policy_accepts_is_told(docker_engine: FakeDocker) -> None:
     docker_engine.warnings = ["Your kernel does not support PIDs limit capabilities. PIDs limit discarded."]
-    ident, told = engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+    ident, told = create(docker_engine, best_effort=True)
     assert ident in docker_engine.containers_by_id
-    (warning,) = told
-    assert "not limited" in warning and "PIDs limit discarded" in warning
+    assert "PIDs limit discarded" in told[0]
+
+
+def test_docker_is_asked_about_processors_only_when_they_are_limited(docker_engine: FakeDocker) -> None:
+    said: list[str] = []
+    found = engine.possible_limits(docker_engine, Limits(memory="1g"), said.append)  # type: ignore[arg-type]
+    assert (found.memory, docker_engine.calls, said) == (1 << 30, [], [])
+    wanted = Limits(cpus=1, best_effort=True)
+    found = engine.possible_limits(docker_engine, wanted, said.append)  # type: ignore[arg-type]
+    assert (found.nano_cpus, docker_engine.calls) == (0, ["info"])
+    assert "controller cpu is missing" in said[0]
 
 
 def test_docker_s_own_explanation_is_shown(docker_engine: FakeDocker) -> None:
     docker_engine.fail["create"] = refusal(400, "invalid mount config: bind source path does not exist")
     with pytest.raises(EngineError, match="creating the container corral-x failed: invalid mount config"):
-        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+        create(docker_engine)
 
 
 def test_a_container_that_is_gone_is_removed_enough(docker_engine: FakeDocker) -> None:
@@ -92,9 +89,9 @@ def test_a_create_whose_answer_never_came_says_how_to_clean_up(docker_engine: Fa
 
     docker_engine.fail["create"] = requests.ReadTimeout("timed out")
     with pytest.raises(EngineError, match="creating the container corral-x failed") as caught:
-        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+        create(docker_engine)
     assert "corral down" in str(caught.value.hint)
     docker_engine.fail["create"] = refusal(400, "no such image")
     with pytest.raises(EngineError, match="no such image") as caught:
-        engine.create_container(docker_engine, BODY, "corral-x")  # type: ignore[arg-type]
+        create(docker_engine)
     assert caught.value.hint is None

@@ -20,6 +20,7 @@ from corral.lifecycle import Prepared, created, prepare
 from corral.session import SERVICE, Outside, Request, Terminal
 from corral.subnets import Plan
 from enforcer.config import Config
+from policy.container import Limits
 from policy.declaration import LABEL_EGRESS
 from policy.errors import CorralError, EnforcerError, EngineError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy
@@ -33,9 +34,9 @@ PLAN = Plan(IPv4Network("172.16.0.0/26"))
 @pytest.fixture
 def prepared(invocation: Invocation) -> Prepared:
     loaded = invocation.loaded
-    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    state.prepare(invocation.paths, loaded.profile)
     network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
-    return Prepared(invocation.user, "sha256:1", PLAN, {"API_KEY": "s3cr3t"})
+    return Prepared(invocation.user, "sha256:1", PLAN, {"API_KEY": "s3cr3t"}, Limits())
 
 
 def request(terminal: Terminal = NO_TERMINAL) -> Request:

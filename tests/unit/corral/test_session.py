@@ -10,7 +10,7 @@ import pytest
 from agent_image.files.entrypoint import gate
 from corral import session
 from corral.session import Outside, Request, Terminal, User
-from policy.container import HOME, SessionSpec, create_body
+from policy.container import HOME, Limits, SessionSpec, create_body
 from policy.declaration import Declaration, Name
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
@@ -43,6 +43,7 @@ def plan(loaded: LoadedPolicy, user: User, start: Path | None = None, **secrets:
         start=start or loaded.project,
         ipv6=True,
         outside=OUTSIDE,
+        limits=Limits(100, 1 << 30, 10**9),
     )
 
 
@@ -132,7 +133,10 @@ def test_project_mounts_and_state_are_mounted_where_they_belong(
     assert found[str(notes)] == (str(notes), True)
     for directory in loaded.profile.state_dirs:
         assert found[f"{HOME}/{directory}"] == (f"/state/demo-0123abcd/home/{directory}", False)
-    assert len(found) == 3 + len(loaded.profile.state_dirs)
+    # The home is the session's own; what outlives it is mounted into it.
+    assert found[HOME] == ("/state/demo-0123abcd/sessions/0a1b2c3d/home", False)
+    assert found[f"{HOME}/.config/opencode"] == ("/state/demo-0123abcd/managed/.config/opencode", True)
+    assert len(found) == 5 + len(loaded.profile.state_dirs)
 
 
 def test_a_path_the_profile_shadows_is_an_empty_read_only_file(loaded: LoadedPolicy, user: User) -> None:

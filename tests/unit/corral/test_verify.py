@@ -12,6 +12,7 @@ from corral.context import Invocation
 from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
+from policy.container import Limits
 from policy.errors import EngineError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -22,9 +23,9 @@ GOOD = json.dumps({"check": "non-root", "status": "ok", "detail": ""}).encode() 
 @pytest.fixture
 def prepared(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     loaded = invocation.loaded
-    state.prepare(invocation.paths, loaded.profile.state_dirs, loaded.profile.seeds)
+    state.prepare(invocation.paths, loaded.profile)
     network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
-    made = Prepared(invocation.user, "sha256:1", PLAN, {})
+    made = Prepared(invocation.user, "sha256:1", PLAN, {}, Limits())
     monkeypatch.setattr(verify, "prepare", lambda _: made)
     return made
 

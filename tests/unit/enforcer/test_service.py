@@ -325,6 +325,8 @@ def test_what_an_engine_adds_by_its_own_configuration_is_accepted(play: Callable
             Ulimits=[{"Name": "memlock", "Soft": -1, "Hard": -1}],
             LogConfig={"Type": "json-file", "Config": {"compress": "true"}},
             PidsLimit=None,
+            Memory=123 << 20,
+            NanoCpus=10**9,
         )
         await ask(world.client.await_ready, "c1")
         assert set(world.writer.pins) == {PIN}

@@ -70,24 +70,9 @@ def test_opencode_never_contacts_anything_but_models_by_itself() -> None:
         assert env[f"OPENCODE_DISABLE_{name}"] == "1"
 
 
-def test_opencode_directories_for_the_agent_come_parents_first_without_the_root_owned_one() -> None:
-    assert profiles.get("opencode").agent_dirs() == (
-        "/home/agent/.cache",
-        "/home/agent/.cache/opencode",
-        "/home/agent/.config",
-        "/home/agent/.local",
-        "/home/agent/.local/share",
-        "/home/agent/.local/share/opencode",
-        "/home/agent/.local/state",
-        "/home/agent/.local/state/opencode",
-    )
-
-
-def test_opencode_configuration_directory_has_the_file_it_would_create() -> None:
-    profile = profiles.get("opencode")
-    baked = profile.baked_files(profile.parse_options({}))
-    assert "/home/agent/.config/opencode/.gitignore" in [file.path for file in baked]
-    assert all(file.mode & 0o022 == 0 for file in baked)
+def test_opencode_configuration_directory_cannot_be_written_and_has_the_file_it_would_create() -> None:
+    (managed,) = profiles.get("opencode").managed_dirs
+    assert (managed.path, dict(managed.files)) == (".config/opencode", {".gitignore": ""})
 
 
 def test_opencode_options_are_merged_below_what_corral_fixes() -> None:

@@ -70,16 +70,7 @@ RUN set -eu; \
     echo 'agent:*:4242:20:agent:/home/agent:/bin/bash' >> /etc/passwd; \
     echo 'agent:*:20:' >> /etc/group; \
     install -d -m 0755 -o 4242 -g 20 /home/agent; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.cache; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.cache/opencode; \
-    install -d -m 1775 -o 0 -g 20 /home/agent/.config; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.local; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.local/share; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.local/share/opencode; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.local/state; \
-    install -d -m 0755 -o 4242 -g 20 /home/agent/.local/state/opencode; \
     install -d -m 0755 -o 0 -g 0 /etc/opencode; \
-    install -d -m 0755 -o 0 -g 0 /home/agent/.config/opencode; \
     for program in sudo doas pkexec; do if command -v "$program"; then echo "corral: $program is in the image" >&2; exit 1; fi; done; \
     left=$(find / -xdev -perm /6000 -print); [ -z "$left" ] || { echo "corral: set-id: $left" >&2; exit 1; }
 USER 4242:20

@@ -62,16 +62,7 @@ RUN set -eu; \
     echo 'agent:*:1000:1000:agent:/home/agent:/bin/bash' >> /etc/passwd; \
     echo 'agent:*:1000:' >> /etc/group; \
     install -d -m 0755 -o 1000 -g 1000 /home/agent; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.cache; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.cache/opencode; \
-    install -d -m 1775 -o 0 -g 1000 /home/agent/.config; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.local; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.local/share; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.local/share/opencode; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.local/state; \
-    install -d -m 0755 -o 1000 -g 1000 /home/agent/.local/state/opencode; \
     install -d -m 0755 -o 0 -g 0 /etc/opencode; \
-    install -d -m 0755 -o 0 -g 0 /home/agent/.config/opencode; \
     for program in sudo doas pkexec; do if command -v "$program"; then echo "corral: $program is in the image" >&2; exit 1; fi; done; \
     left=$(find / -xdev -perm /6000 -print); [ -z "$left" ] || { echo "corral: set-id: $left" >&2; exit 1; }
 USER 1000:1000
