@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from corral import ending, oserrors, terminal
 from corral.ending import Ending
 from corral.frames import STDERR, STDOUT, FrameDecoder
-from policy.errors import CorralError, EngineError
+from policy.errors import CorralError, EngineError, EngineGoneError
 
 CHUNK = 65536
 # A pipe that poll() calls writable takes this much without blocking.
@@ -31,6 +31,12 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # After the container ended, this long for the rest of its output (seconds).
 DRAIN = 5.0
 RESIZE_TRIES, RESIZE_PAUSE = 40, 0.025
+# Docker keeps the last output only (policy.container: LogConfig); beyond this its beginning may be gone.
+REPLAYED = 8 << 20
+WENT_AWAY = "Docker went away; the session goes on if Docker lets it, waiting"
+CAME_BACK = "Docker is back, and so is the session"
+MISSED = "some of the output meanwhile may be missing"
+ENDED = "Docker is back, and the session has ended (without live-restore Docker ends it)"
 
 Handle = Callable[[int, Any], Any]
 """``signal.signal``: sets a handler and returns the former one."""
@@ -44,6 +50,19 @@ class Container(Protocol):
 
     def wait(self) -> int:
         """Block until it has ended and return its exit code, 128+n when signal n ended it."""
+
+    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+        """Block until an engine that went away is back.
+
+        Args:
+            replay: begin with all its output so far.
+
+        Returns:
+            a new stream of its input and output, and whether it still runs; else ``wait`` knows how it ended.
+
+        Raises:
+            EngineError: Docker does not come back, or the container is gone.
+        """
 
     def kill(self, name: str) -> None:
         """Send it a signal, for example "SIGTERM"."""
@@ -69,6 +88,9 @@ class _Output:
     descriptor: int
     pending: bytes = b""
     broken: bool = False
+    # Bytes that came so far, and how many of those come a second time and are dropped.
+    seen: int = 0
+    again: int = 0
 
 
 @dataclass
@@ -78,6 +100,15 @@ class _Input:
     pending: bytes = b""
     ended: bool = False
     closed: bool = False
+    # The user's side has ended, not only the container's.
+    finished: bool = False
+    # What a stream did not take any more; the next one may.
+    unsent: bytes = b""
+
+    def drop(self) -> None:
+        """Take no more: there is nobody to give it to."""
+        self.unsent = self.unsent or self.pending
+        self.ended, self.pending = True, b""
 
 
 @dataclass
@@ -96,6 +127,7 @@ def attach(
     tty: bool,
     handle: Handle = signal.signal,
     clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Start the container, move bytes until it has ended, return its exit code.
 
@@ -110,13 +142,14 @@ def attach(
         tty: whether the container has a terminal; then ``streams.stdin`` is one too.
         handle: ``signal.signal``.
         clock: seconds, monotonic.
+        say: tells the user what happens to the session.
 
     Raises:
-        EngineError: the engine went away.
+        EngineError: the engine went away and did not come back.
         CorralError: the output could not be written; the container was ended.
     """
     with contextlib.ExitStack() as stack:
-        loop = _Loop(container, connection, streams, tty, clock)
+        loop = _Loop(container, connection, streams, tty, clock, say)
         stack.callback(loop.close)
         stack.enter_context(_signals(loop.signalled, loop.exit.wake, tty, handle))
         if tty and streams.stdin is not None:
@@ -155,16 +188,20 @@ class _Loop:
         streams: Streams,
         tty: bool,
         clock: Callable[[], float],
+        say: Callable[[str], None],
     ) -> None:
         self.container = container
         self.connection = connection
+        self.connected: socket.socket | None = None  # after the first, which is the caller's
         self.tty = tty
         self.stdin = streams.stdin
         self.outputs = {
             STDOUT: _Output("stdout", streams.stdout),
             STDERR: _Output("stderr", streams.stderr),
         }
-        self.input = _Input(ended=streams.stdin is None)
+        self.say = say
+        self.input = _Input(ended=streams.stdin is None, finished=streams.stdin is None)
+        self.rejoined: list[tuple[socket.socket, bool]] = []
         self.decoder = FrameDecoder()
         self.open = True  # the engine has not closed the stream
         self.exit = _Exit()
@@ -181,6 +218,8 @@ class _Loop:
     def close(self) -> None:
         # The waiting thread may still be about to write into the pipe; the write end stays with it.
         os.close(self.wake_read)
+        if self.connected is not None:
+            self.connected.close()
         if self.exit.done.is_set() or not self.waiting:
             os.close(self.exit.wake)
 
@@ -228,14 +267,47 @@ class _Loop:
 
     def _wait(self) -> None:
         try:
-            self.exit.code = self.container.wait()
+            self.exit.code = self._wait_for_end()
         except Exception as error:
             self.exit.error = error
         self.exit.done.set()
         self._wake()
 
+    def _wait_for_end(self) -> int:
+        while True:
+            try:
+                return self.container.wait()
+            except EngineGoneError:
+                self.say(WENT_AWAY)
+                whole = not self.tty and sum(output.seen for output in self.outputs.values()) < REPLAYED
+                stream, running = self.container.rejoin(replay=whole)
+                told = CAME_BACK if running else ENDED
+                self.say(told if whole or (self.tty and running) else f"{told}; {MISSED}")
+                self.rejoined.append((stream, whole))
+                self._wake()
+
+    def _rejoin(self, stream: socket.socket, whole: bool) -> None:
+        """Go on with a new stream of the same container."""
+        if self.connected is not None:
+            self.connected.close()
+        self.connected = self.connection = stream
+        stream.setblocking(False)
+        self.open, self.decoder = True, FrameDecoder()
+        for output in self.outputs.values():
+            output.again = output.seen if whole else 0
+        last = self.input
+        self.input = _Input(last.unsent or last.pending, ended=last.finished, finished=last.finished)
+        if last.finished and self.stdin is not None and not self.input.pending:
+            self._half_close()
+        if self.tty:
+            # What is on the screen is the program's to say; a size that changes makes it say it.
+            columns, rows = terminal.size(self.outputs[STDOUT].descriptor)
+            with contextlib.suppress(EngineError):
+                self.container.resize(max(columns - 1, 1), rows)
+            self.size_tries = RESIZE_TRIES
+
     def _finished(self) -> bool:
-        if not self.exit.done.is_set():
+        if not self.exit.done.is_set() or self.rejoined:
             return False
         return not self.open and not any(output.pending for output in self.outputs.values())
 
@@ -265,10 +337,11 @@ class _Loop:
                 # The container is gone and its stream stays silent: the engine forgot to close it.
                 self._end_of_output()
             for key, mask in ready:
-                if key.fileobj is self.connection:
-                    self._socket_ready(mask)
-                else:
+                if key.data is not None:
                     key.data()
+                elif key.fileobj is self.connection:
+                    # Not the one of before, which this very turn may have replaced.
+                    self._socket_ready(mask)
 
     def _writable(self) -> list[_Output]:
         found: dict[int, _Output] = {}
@@ -288,6 +361,8 @@ class _Loop:
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, CHUNK)
+        while self.rejoined:
+            self._rejoin(*self.rejoined.pop(0))
         while self.received:
             self._forward(self.received.pop(0))
 
@@ -329,12 +404,14 @@ class _Loop:
             return
         for stream, part in [(STDOUT, data)] if self.tty else self.decoder.feed(data):
             output = self.outputs[stream]
+            fresh, output.again = part[output.again :], max(output.again - len(part), 0)
+            output.seen += len(fresh)
             if not output.broken:
-                output.pending += part
+                output.pending += fresh
 
     def _end_of_output(self) -> None:
         self.open = False
-        self.input.ended, self.input.pending = True, b""
+        self.input.drop()
 
     def _write(self, output: _Output) -> None:
         try:
@@ -371,7 +448,7 @@ class _Loop:
         if self.tty:
             # A raw terminal has no end of input but this one.
             self._hang_up()
-        self.input.ended = True
+        self.input.ended = self.input.finished = True
         self._half_close()
 
     def _write_socket(self) -> None:
@@ -381,9 +458,11 @@ class _Loop:
             return
         except OSError:
             # The program closed its stdin, or ended. What it still says is read.
-            self.input.ended, self.input.pending = True, b""
+            self.input.drop()
             return
         self.input.pending = self.input.pending[sent:]
+        if self.input.finished and not self.input.pending:
+            self._half_close()
 
     def _half_close(self) -> None:
         if not self.input.closed:

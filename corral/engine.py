@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from corral import limits
 from corral.membership import login_fix, membership
 from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
-from policy.errors import EngineError
+from policy.errors import EngineError, EngineGoneError
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT = 60
+# With live-restore the agent outlives a restart of Docker, which may be the step of a longer upgrade.
+COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
 # Docker always listens for a detach sequence. This one no keyboard sends: 0xFF is not part of any UTF-8 text.
 NO_DETACH = b",".join([b"\xff"] * 8)
 
@@ -88,7 +90,7 @@ def errors(doing: str) -> Iterator[None]:
     except APIError as error:
         raise EngineError(f"{doing} failed: {error.explanation or error}") from error
     except (DockerException, requests.RequestException) as error:
-        raise EngineError(
+        raise EngineGoneError(
             f"{doing} failed: Docker went away or does not answer: {error}", "systemctl status docker"
         ) from error
 
@@ -198,13 +200,39 @@ class AttachedContainer:
         Raises:
             EngineError: Docker refuses.
         """
+        return self._attached(replay=False)
+
+    def _attached(self, *, replay: bool, stream: bool = True) -> socket.socket:
         import socket
 
-        params = {"stdin": int(self._stdin), "stdout": 1, "stderr": 1, "stream": 1, "detachKeys": NO_DETACH}
+        params = {
+            "stdin": int(self._stdin and stream),
+            "stdout": 1,
+            "stderr": 1,
+            "stream": int(stream),
+            "logs": int(replay),
+            "detachKeys": NO_DETACH,
+        }
         with errors("attaching to the container"):
             # What docker-py returns is a reader on the socket of a response that must stay alive.
             self._held = self._api.attach_socket(self._ident, params=params)
         return socket.socket(fileno=os.dup(self._held.fileno()))
+
+    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+        """See corral.attach.Container."""
+        import time
+
+        until = time.monotonic() + COME_BACK
+        while True:
+            try:
+                with errors("looking for the session"):
+                    running = bool(self._api.inspect_container(self._ident)["State"]["Running"])
+                self.close()
+                return self._attached(replay=replay, stream=running), running
+            except EngineGoneError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(COME_BACK_PAUSE)
 
     def start(self) -> None:
         """See corral.attach.Container."""

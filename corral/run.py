@@ -61,4 +61,9 @@ def connect_and_run(invocation: Invocation, session: Created, attached: Terminal
     container = AttachedContainer(invocation.api, url, session.ident, stdin=attached.stdin)
     with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
         streams = Streams(stdin=terminal.STDIN if attached.stdin else None)
-        return attach(container, connection, streams=streams, tty=attached.tty)
+        # A raw terminal does not go back to the first column by itself.
+        end = "\r" if attached.tty else ""
+        tell = invocation.console.tell
+        return attach(
+            container, connection, streams=streams, tty=attached.tty, say=lambda text: tell(text + end)
+        )

@@ -5,6 +5,7 @@
     CorralError            exit 1   an operation failed or was refused
     ├── PolicyError        exit 2   corral.yaml or the arguments are invalid
     ├── EngineError        exit 1   Docker cannot do what is needed
+    │   └── EngineGoneError         Docker does not answer any more
     ├── EnforcerError      exit 1   the host service is missing, refused, or failed
     ├── NotReadyError      exit 1   a container's network policy could not be made true
     └── InstallError       exit 1   installing or removing parts of corral failed
@@ -47,6 +48,10 @@ class PolicyError(CorralError):
 
 class EngineError(CorralError):
     """Docker is missing, unsupported, or refused a request."""
+
+
+class EngineGoneError(EngineError):
+    """Docker went away in the middle, or does not answer; it may come back."""
 
 
 class EnforcerError(CorralError):

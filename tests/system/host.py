@@ -150,6 +150,11 @@ class Host:
         words = ["journalctl", "--user", "-u", ENFORCER, "--no-pager", "-o", "cat", f"--since=@{since:.3f}"]
         return self.box.run(words).stdout
 
+    def restart_docker(self) -> None:
+        # However often: tests are not what systemd's limit is there for.
+        self.root("systemctl", "reset-failed", "docker.service", "docker.socket", check=False)
+        self.root("systemctl", "restart", "docker")
+
     def wait_enforcer(self) -> None:
         def answers() -> bool:
             done = self.box.run(["corral", "status", "--json"], check=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from corral.attach import Streams
+from policy.errors import EngineGoneError
 
 PATIENCE = 20
 
@@ -36,16 +37,29 @@ class FakeContainer:
     no_terminal_yet: int = 0
     code: int = 0
     error: Exception | None = None
+    # Each is set when Docker goes away once more; with the stream that it gives when it is back.
+    outages: list[threading.Event] = field(default_factory=list)
+    streams: list[tuple[socket.socket, bool]] = field(default_factory=list)
+    replays: list[bool] = field(default_factory=list)
 
     def start(self) -> None:
         self.on_start()
         self.started.set()
 
     def wait(self) -> int:
+        if self.outages:
+            self.outages.pop(0).wait(PATIENCE)
+            raise EngineGoneError("Docker went away")
         assert self.ended.wait(PATIENCE), "the container never ended"
         if self.error:
             raise self.error
         return self.code
+
+    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+        self.replays.append(replay)
+        if not self.streams:
+            raise EngineGoneError("Docker does not come back")
+        return self.streams.pop(0)
 
     def kill(self, name: str) -> None:
         with self.told:

@@ -1,0 +1,75 @@
+"""Docker is restarted, or killed, under a session: with live-restore the session does not notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from .host import Host, Project
+
+LINES = 300
+COUNT = f"touch up; for i in $(seq {LINES}); do echo line $i; echo other $i >&2; sleep 0.02; done; exit 7"
+
+
+@pytest.fixture
+def live_restore(host: Host) -> Iterator[Host]:
+    host.box.write("/etc/docker/daemon.json", json.dumps({"live-restore": True}), owner="root")
+    host.restart_docker()
+    host.wait_enforcer()
+    try:
+        yield host
+    finally:
+        host.end_projects()
+        host.root("rm", "/etc/docker/daemon.json")
+        host.restart_docker()
+        host.wait_enforcer()
+
+
+def counting(host: Host, project: Project) -> list[str]:
+    """Start a session that counts, and return the command that waits for its end and prints its exit code."""
+    project.corral("build", timeout=300)
+    script = f"cd {project.path}; corral run -- sh -c '{COUNT}' >out 2>err </dev/null; echo $? >code"
+    project.started.append(host.box.popen(["sh", "-c", script]))
+    host.box.wait_for(lambda: project.exists("up"), timeout=60)
+    return project.read("out").splitlines()
+
+
+def ended(host: Host, project: Project) -> int:
+    host.box.wait_for(lambda: project.exists("code") and project.read("code").strip(), timeout=90)
+    return int(project.read("code"))
+
+
+@pytest.mark.fault("dockerd restart")
+@pytest.mark.parametrize("how", ["restart", "kill"])
+def test_a_session_outlives_docker_and_nothing_of_its_output_is_lost(live_restore: Host, how: str) -> None:
+    host = live_restore
+    project = host.project("outlives")
+    counting(host, project)
+    if how == "restart":
+        host.restart_docker()
+    else:
+        pid = host.root("systemctl", "show", "-P", "MainPID", "docker").stdout.strip()
+        host.root("kill", "-9", pid)
+    assert ended(host, project) == 7
+    assert project.read("out").splitlines() == [f"line {number}" for number in range(1, LINES + 1)]
+    said = project.read("err").splitlines()
+    assert [line for line in said if line.startswith("other")] == [
+        f"other {number}" for number in range(1, LINES + 1)
+    ]
+    assert any("Docker went away" in line for line in said)
+    assert any("Docker is back, and so is the session" in line for line in said)
+    assert project.containers() == []
+
+
+@pytest.mark.fault("dockerd restart")
+def test_a_session_that_docker_ended_says_so_and_leaves_nothing(host: Host) -> None:
+    project = host.project("ended")
+    counting(host, project)
+    host.restart_docker()
+    assert ended(host, project) in {137, 143}
+    assert "without live-restore Docker ends it" in project.read("err")
+    host.wait_enforcer()
+    assert project.containers() == []
+    assert project.inside("echo", "again").stdout == "again\n"
