@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test test-unit test-all demo lab lab-shell lab-down lint format clean
+.PHONY: help venv test test-unit test-all test-smoke soak demo lab lab-shell lab-down lint format clean
 
 help:
 	@echo "make demo       the main job in the lab: a real agent in a sandbox, and what it could not reach"
 	@echo "make test       unit, contract and representative system tests"
-	@echo "make test-all   everything; writes docs/results/"
+	@echo "make test-all   everything, on every engine (ENGINES=\"trixie bookworm sid\"); writes docs/results/"
+	@echo "make test-smoke a few system tests on another engine (ENGINE=bookworm)"
+	@echo "make soak       a million steps of the service against a host that fails in every way"
 	@echo "make lab        bring the lab up and keep it (lab-shell, lab-down)"
 
 venv: $(STAMP)
@@ -27,7 +29,14 @@ test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit tests/contract
 
 test-all: $(STAMP)
-	$(BIN)/python -m tests.results
+	$(BIN)/python -m tests.results $(ENGINES)
+
+test-smoke: $(STAMP)
+	CORRAL_LAB_ENGINE=$(or $(ENGINE),bookworm) $(BIN)/python -m pytest -m smoke --durations=10 tests/system
+
+soak: $(STAMP)
+	CORRAL_MACHINE_STEPS=1000000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -q \
+		tests/unit/enforcer/machine/test_machine.py tests/unit/enforcer/test_pins_interleavings.py
 
 demo: $(STAMP)
 	$(BIN)/python -m tests.demo

@@ -1,29 +1,28 @@
-"""What ``corral verify`` proves: results, what the checker is told, the checks made from the host. Pure."""
+"""What ``corral verify`` says: its results, what the checker is told, what it answered. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from policy.container import HOME, HOST_ALIAS
-from policy.declaration import Declaration
+from policy.container import HOME, NOFILE, TMPFS, Limits
 from policy.loader import LoadedPolicy
 
 Status = Literal["ok", "fail", "skip"]
-Row = tuple[str, str, int, str]
-"""A kernel element: source, protocol, port, destination."""
 
 # Documentation addresses: routed like any other, and nobody's.
 PROBES = ("192.0.2.1", "198.51.100.1", "203.0.113.1", "192.0.2.254", "198.51.100.254", "203.0.113.254")
 # No configuration can permit this one.
 RESERVED = "240.0.0.1"
 PROBE_PORT = 443
+NO_LIMITS = Limits(0, 0, 0)
 GATE = "gate"
+CHECKER = "checker"
 GATE_ERROR = "corral-firewall: ERROR: "
 SCHEMA = 1
 
@@ -129,6 +128,8 @@ def expectations(
     probe: str,
     names: Mapping[str, Sequence[str]],
     resolvers: Sequence[str] = (),
+    peers: Mapping[str, str] | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Return what the checker in the container compares with (see ``agent_image.files.verify.Expectations``).
 
@@ -139,6 +140,8 @@ def expectations(
         probe: an address that no policy allows.
         names: pinned name -> addresses, empty to leave them to ``live-rules``.
         resolvers: addresses that answer DNS to the host.
+        peers: name -> address of every other sandbox container of the user.
+        limits: those that Docker was asked for.
     """
     profile = loaded.profile
     return {
@@ -152,6 +155,10 @@ def expectations(
         ],
         "state": [HOME, *(profile.state_path(directory) for directory in profile.state_dirs)],
         "shadows": [f"{HOME}/{part}" for part in profile.shadow],
+        "tmpfs": sorted(TMPFS),
+        "limits": asked_limits(limits),
+        "limits_best_effort": loaded.policy.limits.best_effort,
+        "peers": dict(peers or {}),
         "host_services": sorted({service.port for service in loaded.declaration.host_services}),
         "gateway": gateway,
         "probe": {"address": probe, "port": PROBE_PORT},
@@ -162,9 +169,24 @@ def expectations(
     }
 
 
-def parse_checker(stdout: str, stderr: str, code: int, session: str = "") -> list[Check]:
-    """Return the checker's results. A checker that died, or says something else than JSON, is a failure."""
-    found = []
+def asked_limits(limits: Limits) -> dict[str, float]:
+    """Return the limits that there are, in the checker's words and units."""
+    asked = {"pids": limits.pids, "memory": limits.memory, "cpus": limits.nano_cpus / 10**9, "nofile": NOFILE}
+    return {name: value for name, value in asked.items() if value}
+
+
+def parse_checker(
+    stdout: str, stderr: str, code: int, session: str = "", asked: Collection[str] = ()
+) -> list[Check]:
+    """Return the checker's results. One that died, or says something else than it was asked, is a failure.
+
+    Args:
+        stdout, stderr, code: what came of it.
+        session: the running session it ran in, if any.
+        asked: the names of all checks that it was to make.
+    """
+    found: dict[str, Check] = {}
+    odd = []
     for line in stdout.splitlines():
         if not line.strip():
             continue
@@ -173,147 +195,31 @@ def parse_checker(stdout: str, stderr: str, code: int, session: str = "") -> lis
             name, status, detail = str(row["check"]), row["status"], str(row.get("detail") or "")
             if status not in {"ok", "fail", "skip"}:
                 raise ValueError(status)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            found.append(
-                Check("checker", "fail", f"it printed something else than a result: {line[:100]}", session)
-            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            odd.append(f"it printed something else than a result: {line[:100]}")
             continue
-        found.append(Check(name, status, detail, session))
+        if name in found or (asked and name not in {*asked, "expectations"}):
+            odd.append(f"it told of {name[:100]}, unasked or twice")
+        else:
+            found[name] = Check(name, status, detail, session)
     refused = gate_problems(stderr)
-    if refused and not found:
+    if refused and not found and not odd:
         # The checker was never started, and the gate has said why.
         return [Check(GATE, "fail", problem, session) for problem in refused]
-    failed = any(check.status == "fail" for check in found)
+    failed = any(check.status == "fail" for check in found.values())
     if not found or code not in {0, 1} or (code == 1) != failed:
         last = (stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        found.append(Check("checker", "fail", f"ended with exit code {code}: {last[:200]}", session))
-    return found
+        odd.append(f"ended with exit code {code}: {last[:200]}")
+    missing = [name for name in asked if name not in found and "expectations" not in found]
+    if found and missing:
+        odd.append(f"it said nothing of {', '.join(missing)}")
+    return [*found.values(), *(Check(CHECKER, "fail", text, session) for text in odd)]
 
 
 def gate_problems(stderr: str) -> list[str]:
     """Return what the gate of a container said was wrong."""
     lines = (line.rstrip() for line in stderr.splitlines())
     return [line.removeprefix(GATE_ERROR) for line in lines if line.startswith(GATE_ERROR)]
-
-
-def parse_hosts(text: str) -> dict[str, list[str]]:
-    """Return name -> addresses of a hosts file, in its order."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        address, *names = line.partition("#")[0].split() or [""]
-        for name in names:
-            known = found.setdefault(name.lower(), [])
-            if address not in known:
-                known.append(address)
-    return found
-
-
-@dataclass(frozen=True)
-class Sight:
-    """One container as three sides see it.
-
-    Args:
-        declaration: what its labels say it may reach.
-        address, gateway: its own and the host's on its network; ``hostname`` is its own name.
-        hosts: name -> addresses in its hosts file.
-        published, lingering: name -> addresses in the enforcer's account: what the hosts file should say, and
-            what stays allowed beside it for flows that are open.
-        pins, host: kernel elements with this source.
-    """
-
-    declaration: Declaration
-    address: str
-    gateway: str
-    hostname: str
-    hosts: Mapping[str, Sequence[str]]
-    published: Mapping[str, Sequence[str]]
-    lingering: Mapping[str, Sequence[str]]
-    pins: frozenset[Row]
-    host: frozenset[Row]
-
-
-def live_rules(sight: Sight) -> list[str]:
-    """Compare policy, hosts file and kernel element by element; return every difference."""
-    found: list[str] = []
-    expected: set[Row] = set()
-    lingering: set[Row] = set()
-    for name in sight.declaration.names:
-        addresses = sight.hosts.get(name.host, ())
-        if not addresses and not name.optional:
-            found.append(f"{name.host}: the hosts file has no address for it")
-        if sorted(addresses) != sorted(sight.published.get(name.host, ())):
-            told = ", ".join(sight.published.get(name.host, ())) or "nothing"
-            found.append(
-                f"{name.host}: the hosts file says {', '.join(addresses) or 'nothing'}, the enforcer {told}"
-            )
-        for port in name.ports:
-            expected |= {(sight.address, "tcp", port, address) for address in addresses}
-            lingering |= {(sight.address, "tcp", port, a) for a in sight.lingering.get(name.host, ())}
-            found += [
-                f"{name.host}: the kernel does not allow {address}:{port}"
-                for address in addresses
-                if (sight.address, "tcp", port, address) not in sight.pins
-            ]
-    found += [
-        f"the kernel allows {_row(row)}, which no name has"
-        for row in sorted(sight.pins - expected - lingering)
-    ]
-    found += _hosts_differences(sight)
-    services = {
-        (sight.address, "tcp", service.port, sight.gateway): service.name
-        for service in sight.declaration.host_services
-    }
-    for row, service in services.items():
-        if row not in sight.host:
-            found.append(f"host service {service}: the kernel does not allow {_row(row)}")
-    found += [
-        f"the kernel allows {_row(row)} of this host, which no service is"
-        for row in sorted(sight.host - set(services))
-    ]
-    return found
-
-
-def _row(row: Row) -> str:
-    _, proto, port, destination = row
-    return f"{destination}:{port}" if proto == "tcp" else f"{destination}:{port}/{proto}"
-
-
-def _hosts_differences(sight: Sight) -> list[str]:
-    fixed = {"localhost": ["127.0.0.1"], sight.hostname: [sight.address], HOST_ALIAS: [sight.gateway]}
-    found = []
-    for name, addresses in fixed.items():
-        told = list(sight.hosts.get(name, ()))
-        if told != addresses:
-            found.append(f"the hosts file says {', '.join(told) or 'nothing'} for {name}, not {addresses[0]}")
-    known = {name.host for name in sight.declaration.names} | set(fixed)
-    found += [
-        f"the hosts file has {name}, which the policy has not" for name in sorted(set(sight.hosts) - known)
-    ]
-    return found
-
-
-def host_checks(skeleton: Mapping[str, Any], differences: Sequence[str], session: str = "") -> list[Check]:
-    """Return ``live-rules`` and, once for all sessions, ``skeleton-in-path`` and ``backstop``."""
-    rules = Check("live-rules", "fail" if differences else "ok", "; ".join(differences), session)
-    if session:
-        return [rules]
-    problems = "; ".join(map(str, skeleton.get("problems") or ()))
-    parts = {"jump": "the jumps from Docker's chain", "input": "the way into this host", "ipv6": "IPv6"}
-    broken = [what for part, what in parts.items() if not skeleton.get(part)]
-    backstop = bool(skeleton.get("backstop"))
-    return [
-        rules,
-        Check(
-            "skeleton-in-path",
-            "fail" if broken else "ok",
-            f"not as it must be: {', '.join(broken)}" + (f" ({problems})" if problems else ""),
-        ),
-        Check(
-            "backstop",
-            "ok" if backstop else "fail",
-            problems or "nothing drops what Docker's own rules would let through",
-        ),
-    ]
 
 
 def only_pins_failed(checks: Iterable[Check]) -> bool:

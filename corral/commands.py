@@ -80,6 +80,11 @@ def _print(text: str) -> None:
         raise unwritten("stdout", error) from error
 
 
+def _say(text: str) -> None:
+    """Tell something beside a command's JSON."""
+    _console().tell(text)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         _print(f"corral {__version__}")
@@ -110,6 +115,44 @@ def install(
         from corral.install import install as do_install
 
         do_install(echo=_print, dry_run=dry_run, assume_yes=yes)
+
+    _finish(action)
+
+
+@app.command()
+def uninstall(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would go and stay, do nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End running sandboxes first; look for rules without files too.")
+    ] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove state and configuration as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take corral off this host: sandboxes, services, rules. Your state stays unless --purge.
+
+    Other users of this machine keep theirs. Example: corral uninstall --dry-run
+    """
+
+    def action() -> None:
+        from corral.context import current_user
+        from corral.engine import connect
+        from corral.uninstall import Uninstall
+        from corral.uninstall import uninstall as do_uninstall
+
+        user = current_user(os.environ)
+        command = Uninstall(user, lambda: connect(user.environ), echo=_print if not as_json else _say)
+        do_uninstall(
+            command,
+            echo=_print,
+            dry_run=dry_run,
+            as_json=as_json,
+            assume_yes=yes,
+            force=force,
+            purge_state=purge,
+        )
 
     _finish(action)
 
@@ -188,10 +231,26 @@ def shell() -> None:
 
 
 @app.command()
-def verify(as_json: Json = False) -> None:
-    """Prove the policy from inside a container and from the kernel's side; exit 1 when anything is off."""
+def verify(
+    as_json: Json = False,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="CHECK", help="Say what a check proves, and what to do."),
+    ] = None,
+) -> None:
+    """Prove the policy from inside a container and from the kernel's side; exit 1 when anything is off.
+
+    Examples: corral verify
+              corral verify --explain no-sudo
+    """
 
     def action() -> int:
+        if explain is not None:
+            from corral import checkdocs
+
+            doc = checkdocs.find(explain)
+            _print(checkdocs.explain_json(doc) if as_json else checkdocs.explain(doc))
+            return 0
         from corral import checks
         from corral.verify import verify as do_verify
 
@@ -209,13 +268,72 @@ def status(as_json: Json = False) -> None:
     """Show every sandbox of this user: sessions, names, addresses, problems."""
 
     def action() -> None:
-        from corral.context import current_user
+        from corral.context import check_same, current_user
         from corral.status import render
         from enforcer.client import Client, socket_path
 
-        found = Client(socket_path(current_user(os.environ).environ)).status()
+        client = Client(socket_path(current_user(os.environ).environ))
+        check_same(client.version())
+        found = client.status()
         colour = wants_colour(sys.stdout, os.environ)
         _print(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
+
+    _finish(action)
+
+
+@app.command()
+def denied(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    as_json: Json = False,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="All your sandboxes, and what corral itself tried.")
+    ] = False,
+) -> None:
+    """Show what sandboxes of this directory tried and the fence refused.
+
+    With --follow a line is printed whenever something is refused; its count is the one so far.
+    """
+
+    def action() -> None:
+        from corral import denied as view
+        from corral.context import current_user
+        from corral.lifecycle import working_directory
+        from enforcer.client import Client, socket_path
+
+        client = Client(socket_path(current_user(os.environ).environ))
+        project = None if every else str(working_directory())
+        terminal = sys.stdout.isatty()
+        if follow:
+            view.follow(
+                lambda after: client.denied(after, project),
+                _print,
+                _console().tell,
+                view.reader_left(sys.stdout),
+                as_json=as_json,
+                checks=every,
+            )
+            return
+        found = client.denied(0, project)
+        if as_json:
+            _print(json.dumps(view.selected(found, checks=every), indent=2))
+            return
+        colour = wants_colour(sys.stdout, os.environ)
+        text = view.render(found, checks=every, chatty=terminal, colour=colour)
+        if text:
+            _print(text)
+
+    _finish(action)
+
+
+@app.command()
+def metrics() -> None:
+    """Print the counters of the host service, as Prometheus reads them."""
+
+    def action() -> None:
+        from corral.context import current_user
+        from enforcer.client import Client, socket_path
+
+        _print(Client(socket_path(current_user(os.environ).environ)).metrics().rstrip("\n"))
 
     _finish(action)
 
@@ -242,6 +360,39 @@ def down(
 
 
 @app.command()
+def doctor(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Make these checks only, as COR-020.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with this host, why, and how it is put right; exit 1 when anything is broken.
+
+    It changes nothing and works with nothing installed.
+    """
+
+    def action() -> int:
+        from corral.doctor import diagnosis
+        from corral.doctor.effects import Host
+
+        try:
+            checks = diagnosis.select(ids or ())
+        except LookupError as error:
+            raise typer.BadParameter(str(error)) from error
+        results = diagnosis.diagnose(Host.here(os.environ), checks)
+        colour = wants_colour(sys.stdout, os.environ)
+        _print(
+            diagnosis.as_json(results)
+            if as_json
+            else diagnosis.render(results, every=bool(ids), colour=colour)
+        )
+        return diagnosis.exit_code(results)
+
+    _finish(action)
+
+
+@app.command()
 def version(as_json: Json = False) -> None:
     """Print the versions of corral and of the host service."""
 
@@ -258,6 +409,10 @@ def version(as_json: Json = False) -> None:
             _print(json.dumps({"version": __version__, "enforcer": enforcer}, indent=2))
             return
         told = "not running" if enforcer is None else str(enforcer.get("version"))
-        _print(f"corral {__version__}\nenforcer {told}")
+        lines = [f"corral {__version__}", f"enforcer {told}"]
+        if enforcer is not None:
+            writer = enforcer.get("writer") or {}
+            lines.append(f"writer {writer.get('version') or 'not reachable'}")
+        _print("\n".join(lines))
 
     _finish(action)

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corral import __version__, process, relay
 from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.session import User
+from policy import versions
 from policy.errors import CorralError, EnforcerError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, load
@@ -99,13 +100,24 @@ class Invocation:
 
     @cached_property
     def paths(self) -> StatePaths:
-        """Where the sandbox keeps its files."""
+        """Where the sandbox keeps its files, for a command that writes there.
+
+        Raises:
+            CorralError: they are a newer corral's.
+        """
+        versions.open_state(self.data, __version__)
         return state_paths(self.user.home, dict(self.user.environ), self.loaded.sandbox)
 
     @cached_property
     def data(self) -> Path:
-        """Where corral keeps the files of all the user's sandboxes."""
-        return data_home(self.user.home, dict(self.user.environ))
+        """Where corral keeps the files of all the user's sandboxes.
+
+        Raises:
+            CorralError: they are a newer corral's.
+        """
+        found = data_home(self.user.home, dict(self.user.environ))
+        versions.check_state(found, __version__)
+        return found
 
     @cached_property
     def api(self) -> APIClient:
@@ -137,26 +149,40 @@ class Invocation:
         """Refuse to go on unless something would be enforced.
 
         Raises:
-            EnforcerError: the service does not run, is of another version, or cannot reach the kernel.
+            EnforcerError: the service does not run, its version or the writer's does not fit, or it cannot
+                reach the kernel.
         """
         check_versions(self.enforcer.version(), membership(self.user.uid))
 
 
-def check_versions(answer: Mapping[str, object], found: Membership) -> None:
-    """Compare the enforcer's answer with this program.
+def check_versions(answer: Mapping[str, Any], found: Membership) -> None:
+    """Compare the enforcer's answer with this program, and insist on the writer.
 
     Args:
         answer: its ``version``.
         found: the user's membership in group docker.
 
     Raises:
-        EnforcerError: another version, or the writer cannot be reached.
+        EnforcerError: versions that do not fit, or the writer cannot be reached.
     """
-    version = answer.get("version")
-    if version != __version__:
-        raise EnforcerError(
-            f"corral is version {__version__}, but the enforcer is {version}", "corral install"
-        )
+    check_same(answer)
     problem = writer_problem(answer, found)
+    if problem is not None:
+        raise EnforcerError(*problem)
+
+
+def check_same(answer: Mapping[str, Any]) -> None:
+    """Compare versions alone; a writer that cannot be reached is no difference.
+
+    Raises:
+        EnforcerError: naming both versions.
+    """
+    told = answer.get("writer")
+    heard = isinstance(told, Mapping) and told.get("reachable")
+    problem = versions.mismatch(
+        versions.parse("corral", versions.describe(__version__)),
+        versions.parse("the enforcer", answer),
+        versions.parse("the netfilter writer", told) if heard and isinstance(told, Mapping) else None,
+    )
     if problem is not None:
         raise EnforcerError(*problem)

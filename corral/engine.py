@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral import limits
+from corral.hostcheck import DEFAULT_SOCKET, INSTALL_ENGINE, Choice, judge_choice, require
 from corral.membership import login_fix, membership
 from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
 from policy.errors import EngineError, EngineGoneError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from policy.container import Limits
     from policy.schema import Limits as Wanted
 
-DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT = 60
 # With live-restore the agent outlives a restart of Docker, which may be the step of a longer upgrade.
 COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
@@ -38,31 +38,31 @@ def base_url(environ: Mapping[str, str]) -> str:
     if not host:
         return DEFAULT_SOCKET
     if not host.startswith("unix:///"):
-        raise EngineError(
-            "DOCKER_HOST names an engine elsewhere; corral can enforce its rules on this machine only",
-            "unset DOCKER_HOST",
-        )
+        require(judge_choice(Choice(host, "DOCKER_HOST")))
     return host
 
 
-def connect(environ: Mapping[str, str]) -> APIClient:
-    """Return docker-py's low-level client of the local engine.
+def connect(environ: Mapping[str, str], timeout: int = TIMEOUT) -> APIClient:
+    """Return docker-py's low-level client of the local engine; ``timeout`` is in seconds, for each request.
 
     Raises:
-        EngineError: no engine, no permission, or an engine elsewhere; with the fix.
+        EngineError: no engine, no permission, or the docker command would use one elsewhere; with the fix.
     """
     import docker
     import requests
     from docker.errors import DockerException
 
+    from corral.hostfacts import podman_alone, refuse_elsewhere
+
     url = base_url(environ)
+    refuse_elsewhere(environ)
     try:
-        return docker.APIClient(base_url=url, version="auto", timeout=TIMEOUT)
+        return docker.APIClient(base_url=url, version="auto", timeout=timeout)
     except (DockerException, requests.RequestException) as error:
-        raise _unreachable(url, error) from error
+        raise _unreachable(url, error, podman=podman_alone(environ)) from error
 
 
-def _unreachable(url: str, error: Exception) -> EngineError:
+def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineError:
     path = url.removeprefix("unix://")
     text = str(error)
     if "Permission denied" in text:
@@ -70,6 +70,8 @@ def _unreachable(url: str, error: Exception) -> EngineError:
             f"you may not use Docker: permission denied on {path}",
             login_fix(membership(os.geteuid())),
         )
+    if "No such file" in text and podman:
+        return EngineError("Docker is not installed, and podman is not supported yet", INSTALL_ENGINE)
     if "No such file" in text:
         return EngineError(
             f"Docker is not running or not installed: there is no {path}", "systemctl start docker"

@@ -8,6 +8,7 @@ own service manager.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -18,25 +19,27 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from corral import oserrors, process, relay
+from corral import __version__, hostfacts, oserrors, process, relay
+from corral.context import check_versions
+from corral.installer import common
+from corral.installer.bundle import program
+from corral.installer.elevate import SYSTEM_PYTHON, as_root
 from corral.membership import (
     Membership,
     join,
     membership,
     process_groups,
     restart_manager,
-    writer_problem,
 )
 from enforcer.client import Client, socket_path
-from policy.errors import EnforcerError, InstallError
+from policy import versions
+from policy.errors import EnforcerError, EngineError, InstallError
+from policy.identity import data_home
 
 ROOT_DIRECTORY = Path("/opt/corral")
-SYSTEM_PYTHON = "/usr/bin/python3"
-SYSTEM_UNITS = ("corral-skeleton.service", "corral-netfilter.socket", "corral-netfilter.service")
 USER_UNIT = "corral-enforcer.service"
 OLDEST_PYTHON = (3, 11)
 # Seconds the enforcer may take until it reaches the writer.
@@ -99,14 +102,20 @@ def archive(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def root_program() -> tuple[str, Path]:
-    """Return the program for root, with everything it installs inside, and the directory it will fill."""
+def root_program(uid: int | None = None) -> tuple[str, Path]:
+    """Return the program for root, with everything it installs inside, and the directory it will fill.
+
+    Args:
+        uid: who installs; root notes it, so that uninstalling knows who else uses the system part.
+    """
     files = writer_files()
-    directory = ROOT_DIRECTORY / f"{version('corral')}-{digest(files)}"
+    directory = ROOT_DIRECTORY / f"{__version__}-{digest(files)}"
+    manifest = versions.describe(__version__, versions.WRITER_SCHEMAS)
     files["corral-netfilter"] = LAUNCHER.format(directory=str(directory)).encode()
+    files[common.MANIFEST] = json.dumps(manifest).encode()
     units = {
         name: unit_text(name).replace("@DIR@", str(directory)).replace("@PYTHON@", SYSTEM_PYTHON)
-        for name in SYSTEM_UNITS
+        for name in common.UNITS
     }
     payload = {
         "directory": str(directory),
@@ -114,9 +123,10 @@ def root_program() -> tuple[str, Path]:
         "archive": base64.b64encode(archive(files)).decode(),
         "units": units,
         "modules": unit_text("corral-modules.conf"),
+        "manifest": manifest,
+        "uid": os.getuid() if uid is None else uid,
     }
-    source = (resources.files("corral") / "installer" / "root.py").read_text(encoding="utf-8")
-    return f"{source}\n\nsys.exit(main(json.loads({json.dumps(payload)!r})))\n", directory
+    return program("corral.installer.root", payload), directory
 
 
 def plan_text(directory: Path) -> str:
@@ -130,6 +140,7 @@ def plan_text(directory: Path) -> str:
             "  write /etc/systemd/system/corral-netfilter.socket and .service",
             "    (group docker may ask; one process with CAP_NET_ADMIN and CAP_NET_RAW writes)",
             "  write /etc/modules-load.d/corral.conf (br_netfilter, ipset)",
+            "  note in /var/lib/corral/users that you use corral (uninstalling asks)",
             "  load the rules: they match interfaces named corral-* only, foreign rules stay as they are",
             "and this as you:",
             f"  write ~/.config/systemd/user/{USER_UNIT} and start it",
@@ -150,7 +161,7 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
             "corral is installed by the user who will run agents, not by root",
             "log in as that user (a member of group docker) and run: corral install",
         )
-    program, directory = root_program()
+    system_part, directory = root_program(uid)
     echo(plan_text(directory))
     if dry_run:
         return
@@ -161,7 +172,7 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
         echo("go on? [Y/n]")
         if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
             raise InstallError("nothing has been installed")
-    _root_step(program)
+    as_root(system_part, environ, "corral install")
     echo("system part: done")
     _user_step(environ)
     await_enforcer(Client(socket_path(environ), timeout=5).version, found)
@@ -179,12 +190,52 @@ def check_before(environ: Mapping[str, str], found: Membership) -> None:
 
     Raises:
         InstallError: something is missing; nothing has been done.
+        EngineError: Docker is missing, or its engine is one that corral cannot fence.
     """
     enforcer_executable()
+    check_going_back(common.Places(), data_home(Path.home(), dict(environ)))
     _check_system_python(environ)
     if found.group is not None and not found.member:
         raise InstallError(f"{found.user} is not in group docker", f"{join(found)}; then: corral install")
     _check_manager(environ, found)
+    hostfacts.require_local_engine(environ)
+    _check_running(environ, found.uid)
+
+
+def check_going_back(places: common.Places, data: Path) -> None:
+    """Refuse to install over something newer; root looks at the system part once more.
+
+    Raises:
+        InstallError: the system part is newer.
+        CorralError: the user's state is.
+    """
+    there = common.installed(places)
+    own = versions.parse("corral", versions.describe(__version__))
+    problem = versions.downgrade(own, there) if there is not None else None
+    if problem is not None:
+        raise InstallError(*problem)
+    versions.check_state(data, __version__)
+
+
+def _check_running(environ: Mapping[str, str], uid: int) -> None:
+    """What runs goes on running under the new version, so that has to understand its labels."""
+    from corral.engine import connect
+    from corral.inventory import take
+
+    try:
+        with contextlib.closing(connect(environ)) as api:
+            containers = take(api).containers
+    except EngineError:
+        # Then nothing of it runs that could lose anything; that Docker is there is for others to look at.
+        return
+    labels = str(versions.SCHEMAS[versions.LABELS])
+    alien = [c for c in containers if c.uid == uid and c.alive and c.schema != labels]
+    if alien:
+        raise InstallError(
+            f"{', '.join(c.name for c in alien)} was started by another version (labels schema "
+            f"{alien[0].schema or 'unknown'}, this version reads {labels}) and would lose its network",
+            "end it first (corral down), then: corral install",
+        )
 
 
 def _check_system_python(environ: Mapping[str, str]) -> None:
@@ -249,39 +300,15 @@ def await_enforcer(
     end = clock() + PATIENCE
     while True:
         try:
-            problem = writer_problem(ask(), found)
-        except EnforcerError as error:
-            problem = (f"the enforcer was started, but: {error.message}", f"journalctl --user -u {USER_UNIT}")
-        if problem is None:
+            check_versions(ask(), found)
             return
+        except EnforcerError as error:
+            problem = error
         if clock() >= end:
-            raise InstallError(*problem)
+            told = "the enforcer was started, but: "
+            hint = problem.hint or f"journalctl --user -u {USER_UNIT}"
+            raise InstallError(told + problem.message, hint) from problem
         sleep(0.2)
-
-
-def _root_step(program: str) -> None:
-    prefix = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
-    try:
-        done = process.run(
-            [*prefix, "--", SYSTEM_PYTHON, "-I", "-"],
-            environ=os.environ,
-            stdin=program,
-            timeout=180,
-            check=False,
-        )
-    except process.ProgramError as error:
-        raise InstallError(
-            f"sudo cannot be run: {error.message}", "install sudo, or ask an administrator"
-        ) from error
-    if done.code != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        try:
-            told = json.loads(last)
-            raise InstallError(str(told["message"]), str(told["hint"]))
-        except (ValueError, KeyError, TypeError):
-            raise InstallError(
-                f"the step with sudo failed: {last}", "run it in a terminal: corral install"
-            ) from None
 
 
 def enforcer_executable() -> Path:
@@ -292,14 +319,20 @@ def enforcer_executable() -> Path:
     return path
 
 
-def _user_step(environ: Mapping[str, str]) -> None:
+def user_units(home: Path, environ: Mapping[str, str]) -> Path:
+    """Return where a user's own unit files lie."""
     base = environ.get("XDG_CONFIG_HOME", "")
-    config = Path(base) if base.startswith("/") else Path.home() / ".config"
-    unit = config / "systemd" / "user" / USER_UNIT
+    return (Path(base) if base.startswith("/") else home / ".config") / "systemd" / "user"
+
+
+def _user_step(environ: Mapping[str, str]) -> None:
+    unit = user_units(Path.home(), environ) / USER_UNIT
     unit.parent.mkdir(parents=True, exist_ok=True)
     text = unit_text(USER_UNIT).replace("@ENFORCER@", str(enforcer_executable()))
+    partial = unit.with_name(unit.name + common.PARTIAL)
     with oserrors.naming(unit):
-        unit.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(unit)
     for words in (["daemon-reload"], ["enable", USER_UNIT], ["restart", USER_UNIT]):
         done = process.run(["systemctl", "--user", *words], environ=environ, timeout=60, check=False)
         if done.code != 0:

@@ -118,11 +118,13 @@ def subnet_ranges(configured: IPv4Network | None) -> list[IPv4Network]:
 
 def _relays(invocation: Invocation, layout: Plan) -> None:
     services, sandbox = invocation.loaded.declaration.host_services, invocation.loaded.sandbox
+    # Without services too: an engine whose bridges are elsewhere is one that nothing here can fence.
+    bridge = relay.bridge_ifindex(sandbox)
     if not services:
         return
     with invocation.console.step("host services", minor=True):
         manager = relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
-        wanted = relay.relays(sandbox, services, layout.gateway, relay.bridge_ifindex(sandbox))
+        wanted = relay.relays(sandbox, services, layout.gateway, bridge)
         # Sessions that start at the same time would start the same units.
         with network.locked(invocation.paths.root / "relays.lock"):
             manager.ensure(wanted)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corral.console import BOLD, RED, YELLOW, paint
+from corral.plain import cleaned, columns, width
+
+HEADER = ("NAME", "STATE", "ADDRESSES", "PACKETS", "AGE", "NEXT")
+# Wider names have a line of their own, and of many addresses the first ones are shown: no line should wrap.
+WIDEST_NAME = 48
+ADDRESSES = 3
 
 _GOOD_STATES = frozenset({"running", "ready"})
 _GOOD_NAMES = frozenset({"OK"})
 
 
 def render(status: Mapping[str, Any], *, colour: bool) -> str:
-    """Return the text of ``corral status``, without a final newline."""
+    """Return the text of ``corral status``, without a final newline; ``--json`` has all that is cut short."""
+    status = cleaned(status)
     blocks = [_warnings(status, colour)]
     sandboxes = status.get("sandboxes") or []
     blocks += [_sandbox(sandbox, colour) for sandbox in sandboxes]
@@ -54,30 +61,46 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
     head = f"  {session.get('service')}-{session.get('session')}  {session.get('address')}  "
     lines = [head + (state if good else paint(state, YELLOW, colour))]
     lines += [paint(f"    PROBLEM: {text}", RED, colour) for text in session.get("problems") or ()]
-    rows: list[tuple[str, ...]] = [("NAME", "STATE", "ADDRESSES", "PACKETS", "AGE", "NEXT")]
-    rows += [_name(name) for name in session.get("names") or ()]
-    if len(rows) > 1:
-        lines += [
-            f"    {line}" if index == 0 or row[1] in _GOOD_NAMES else paint(f"    {line}", YELLOW, colour)
-            for index, (row, line) in enumerate(zip(rows, _columns(rows), strict=True))
-        ]
+    lines += _names(session.get("names") or (), colour)
     for name in session.get("names") or ():
         if name.get("error"):
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
-    denied = session.get("denied")
-    if denied:
-        lines.append(f"    {denied} packets denied")
+    return lines + _denied(session)
+
+
+def _denied(session: Mapping[str, Any]) -> list[str]:
+    denied, asked = session.get("denied"), session.get("dead_resolver")
+    parts = [f"{denied} packets denied (see: corral denied)"] if denied else []
+    parts += [f"its dead resolver was asked {asked} times"] if asked else []
+    return [f"    {'; '.join(parts)}"] if parts else []
+
+
+def _names(names: Iterable[Mapping[str, Any]], colour: bool) -> list[str]:
+    rows = [_name(name) for name in names]
+    if not rows:
+        return []
+    short = [row if width(row[0]) <= WIDEST_NAME else ("", *row[1:]) for row in rows]
+    head, *table = columns([HEADER, *short])
+    lines = [f"    {head}"]
+    for row, line in zip(rows, table, strict=True):
+        good = row[1] in _GOOD_NAMES
+        whole = [f"    {row[0]}", f"    {line}"] if width(row[0]) > WIDEST_NAME else [f"    {line}"]
+        lines += whole if good else [paint(text, YELLOW, colour) for text in whole]
     return lines
 
 
 def _name(name: Mapping[str, Any]) -> tuple[str, ...]:
-    addresses = " ".join(map(str, name.get("addresses") or ())) or "-"
+    addresses = [str(address) for address in name.get("addresses") or ()]
+    more = f" +{len(addresses) - ADDRESSES}" if len(addresses) > ADDRESSES else ""
+    # Allowed still, but not in the hosts file any more.
+    lingering = len(name.get("lingering") or ())
+    shown = (" ".join(addresses[:ADDRESSES]) + more or "-") + (f" ({lingering} ending)" if lingering else "")
     return (
         str(name.get("name")),
         str(name.get("state")),
-        addresses,
+        shown,
         str(name.get("packets", 0)),
         _seconds(name.get("age")),
         _seconds(name.get("next_refresh")),
@@ -85,19 +108,18 @@ def _name(name: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _seconds(value: object) -> str:
-    return f"{value:.0f}s" if isinstance(value, int | float) else "-"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if not isinstance(value, int | float):
+        return "-"
+    for size, unit in ((1, "s"), (60, "m"), (3600, "h")):
+        if value < 100 * size:
+            return f"{value / size:.0f}{unit}"
+    return f"{value / 86400:.0f}d"
 
 
 def _strangers(strangers: Iterable[Mapping[str, Any]], colour: bool) -> list[str]:
     lines = []
     for stranger in strangers:
         reasons = "; ".join(map(str, stranger.get("reasons") or ()))
-        text = f"STRANGER: container {stranger.get('name')} on {stranger.get('network')} reaches nothing"
+        text = f"STRANGER: container {stranger.get('name')} on {stranger.get('network')}"
         lines.append(paint(f"{text}: {reasons}" if reasons else text, YELLOW, colour))
     return lines

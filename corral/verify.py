@@ -13,16 +13,18 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine
-from corral.checks import Check, Sight
+from corral import checks, engine, livecheck
+from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
-from corral.lifecycle import Prepared, created, prepare, resolvers
+from corral.insession import Unfinished, execute
+from corral.lifecycle import Created, Prepared, created, prepare, resolvers
+from corral.livecheck import Sight
 from corral.session import SERVICE, Request, mounts
-from policy.container import HOSTS_TARGET
+from policy.container import HOSTS_TARGET, Limits
 from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION
-from policy.errors import CorralError, EngineError
+from policy.errors import CorralError, EngineError, NotReadyError
 
-CHECKER = "/usr/local/bin/corral-verify"
+PROGRAM = "/usr/local/bin/corral-verify"
 # Seconds the checker may take; it limits itself to less.
 PATIENCE = 90
 
@@ -50,18 +52,51 @@ def _twice(measure: Callable[[], list[Check]]) -> list[Check]:
 
 
 def _throw_away(invocation: Invocation, prepared: Prepared) -> list[Check]:
-    told = _expectations(invocation, prepared, {})
-    request = Request("verify", (CHECKER, json.dumps(told)), new_session())
-    with created(invocation, prepared, request) as container:
-        hosts = Path(container.spec.hosts_file)
-        # What the kernel holds before the first instruction is what it holds during it.
-        host_side = _host_side(invocation, prepared, container.ident, container.spec.address, hosts)
-        inside = checks.parse_checker(*_run_to_end(invocation, container.ident))
-    return [*inside, *host_side]
+    told = _expectations(invocation, prepared, {}, peers(invocation.enforcer.status(), ""))
+    request = Request("verify", (PROGRAM, json.dumps(told)), new_session())
+    try:
+        with created(invocation, prepared, request) as container:
+            return _seen(invocation, prepared, container, told)
+    except NotReadyError as refused:
+        # What can be said of the kernel all the same is perhaps the reason.
+        detail = f"{refused.message}; {refused.hint}" if refused.hint else refused.message
+        live = invocation.enforcer.live(invocation.loaded.sandbox.id)
+        return [
+            Check("session-ready", "fail", detail),
+            *livecheck.skeleton_checks(live.get("skeleton") or {}),
+        ]
+
+
+def _seen(
+    invocation: Invocation, prepared: Prepared, container: Created, told: Mapping[str, Any]
+) -> list[Check]:
+    hosts = Path(container.spec.hosts_file)
+    # What the kernel holds before the first instruction is what it holds during it.
+    host_side = _host_side(invocation, prepared, container.ident, container.spec.address, hosts)
+    try:
+        answer = _run_to_end(invocation, container.ident)
+    except Unfinished as late:
+        inside = [Check(CHECKER, "fail", str(late))]
+    else:
+        inside = checks.parse_checker(*answer, asked=asked(told))
+    if not any(check.name in {GATE, CHECKER} for check in inside):
+        inside.insert(0, Check(GATE, "ok"))
+    return [Check("session-ready", "ok"), *inside, *host_side]
+
+
+def asked(told: Mapping[str, Any]) -> list[str]:
+    """Return the names of the checks that a checker of this version makes when it is told that."""
+    from agent_image.files.verify.expectations import Expectations
+    from agent_image.files.verify.main import checks as made
+
+    return [name for name, _ in made(Expectations(told))]
 
 
 def _expectations(
-    invocation: Invocation, prepared: Prepared, names: Mapping[str, Sequence[str]]
+    invocation: Invocation,
+    prepared: Prepared,
+    names: Mapping[str, Sequence[str]],
+    others: Mapping[str, str],
 ) -> dict[str, Any]:
     return checks.expectations(
         invocation.loaded,
@@ -72,14 +107,23 @@ def _expectations(
         probe=checks.probe_address(invocation.config.permit_ranges),
         names=names,
         resolvers=resolvers(invocation),
+        peers=others,
+        limits=prepared.limits,
     )
 
 
 def _run_to_end(invocation: Invocation, ident: str) -> tuple[str, str, int]:
+    import requests
+
     api = invocation.api
     with engine.errors("running the checker"):
         api.start(ident)
-        code = int(api.wait(ident, timeout=PATIENCE)["StatusCode"])
+        try:
+            code = int(api.wait(ident, timeout=PATIENCE)["StatusCode"])
+        except requests.RequestException as error:
+            if not isinstance(error, requests.Timeout) and "timed out" not in str(error).lower():
+                raise
+            raise Unfinished(f"it did not end within {PATIENCE} s") from error
         stdout = api.logs(ident, stdout=True, stderr=False)
         stderr = api.logs(ident, stdout=False, stderr=True)
     return _text(stdout), _text(stderr), code
@@ -104,36 +148,50 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     session = str(labels.get(LABEL_SESSION, ""))
     with engine.errors(f"looking at the session {session}"):
         inspect = invocation.api.inspect_container(ident)
-    stale = started_differently(invocation, inspect)
+    stale = started_differently(invocation, inspect, prepared.limits)
     if stale:
         # What it was started with is not what the checker would compare with.
         return [Check("session-policy", "fail", stale, session)]
-    published, _ = names_of(invocation.enforcer.status(), ident)
-    told = _expectations(invocation, prepared, published)
-    inside = checks.parse_checker(*_execute(invocation, ident, (CHECKER, json.dumps(told))), session=session)
+    status = invocation.enforcer.status()
+    told = _expectations(invocation, prepared, names_of(status, ident)[0], peers(status, ident))
+    user = f"{invocation.user.uid}:{invocation.user.gid}"
+    try:
+        answer = execute(invocation.api, ident, (PROGRAM, json.dumps(told)), user=user, wait=PATIENCE)
+    except Unfinished as late:
+        inside = [Check(CHECKER, "fail", str(late), session)]
+    else:
+        inside = checks.parse_checker(*answer, session=session, asked=asked(told))
     address = _address(inspect, invocation.loaded.sandbox.network)
     hosts = invocation.paths.hosts(session)
     host_side = _host_side(invocation, prepared, ident, address, hosts, session)
     return [Check("session-policy", "ok", "", session), *inside, *host_side]
 
 
-def started_differently(invocation: Invocation, inspect: Mapping[str, Any]) -> str:
+def started_differently(invocation: Invocation, inspect: Mapping[str, Any], limits: Limits) -> str:
     """Return how a running container differs from what ``run`` would start now, or nothing."""
     loaded, config = invocation.loaded, inspect.get("Config") or {}
-    labels = config.get("Labels") or {}
+    labels, actual = config.get("Labels") or {}, inspect.get("HostConfig") or {}
     session = str(labels.get(LABEL_SESSION, ""))
+    differs = []
     if labels.get(LABEL_EGRESS) != loaded.declaration.to_label():
-        return "it was started under another version of the policy: egress differs; end it and run it again"
-    actual = {
+        differs.append("egress")
+    mounted = {
         (str(row.get("Source")), str(row.get("Target")), bool(row.get("ReadOnly")))
-        for row in (inspect.get("HostConfig") or {}).get("Mounts") or ()
+        for row in actual.get("Mounts") or ()
         if row.get("Target") != HOSTS_TARGET
     }
     wanted = {(row.source, row.target, row.read_only) for row in mounts(loaded, invocation.paths, session)}
-    if actual != wanted:
-        changed = sorted({target for _, target, _ in actual ^ wanted})
-        return f"it was started under another version of the policy: mounts differ: {', '.join(changed)}"
-    return ""
+    if mounted != wanted:
+        differs.append("mounts: " + ", ".join(sorted({target for _, target, _ in mounted ^ wanted})))
+    # A limit that Docker discarded is reported as none; whether that is excused is for ``limits`` to say.
+    kept = [(name, value, actual.get(name)) for name, value in limits.host_config().items()]
+    other = [name for name, value, found in kept if (found or 0) != value and (found or 0) > 0]
+    if other:
+        differs.append("limits: " + ", ".join(other))
+    if not differs:
+        return ""
+    told = "; ".join(differs)
+    return f"it was started under another version of the policy ({told} differ); end it and run it again"
 
 
 def _address(inspect: Mapping[str, Any], network: str) -> str:
@@ -146,24 +204,27 @@ def _address(inspect: Mapping[str, Any], network: str) -> str:
         ) from error
 
 
-def _execute(invocation: Invocation, ident: str, argv: Sequence[str]) -> tuple[str, str, int]:
-    api, user = invocation.api, invocation.user
-    with engine.errors("running the checker in a session"):
-        made = api.exec_create(ident, list(argv), user=f"{user.uid}:{user.gid}")
-        stdout, stderr = api.exec_start(made["Id"], demux=True)
-        code = api.exec_inspect(made["Id"]).get("ExitCode")
-    return _text(stdout), _text(stderr), -1 if code is None else int(code)
-
-
 def names_of(status: Mapping[str, Any], ident: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return name -> published addresses and name -> lingering ones of a container, from the status."""
-    for sandbox in status.get("sandboxes") or ():
-        for session in sandbox.get("sessions") or ():
-            if session.get("container") == ident:
-                rows = session.get("names") or ()
-                published = {str(row["name"]): list(row.get("addresses") or ()) for row in rows}
-                return published, {str(row["name"]): list(row.get("lingering") or ()) for row in rows}
+    for session in _sessions(status):
+        if session.get("container") == ident:
+            rows = session.get("names") or ()
+            published = {str(row["name"]): list(row.get("addresses") or ()) for row in rows}
+            return published, {str(row["name"]): list(row.get("lingering") or ()) for row in rows}
     return {}, {}
+
+
+def peers(status: Mapping[str, Any], ident: str) -> dict[str, str]:
+    """Return name -> address of every running sandbox container of the user but one, from the status."""
+    return {
+        str(session.get("name")): str(session.get("address"))
+        for session in _sessions(status)
+        if session.get("container") != ident and session.get("state") == "running" and session.get("address")
+    }
+
+
+def _sessions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [session for row in status.get("sandboxes") or () for session in row.get("sessions") or ()]
 
 
 def _host_side(
@@ -181,16 +242,19 @@ def _host_side(
         address=address,
         gateway=str(prepared.plan.gateway),
         hostname=SERVICE,
-        hosts=checks.parse_hosts(text),
+        hosts=livecheck.parse_hosts(text),
         published=published,
         lingering=lingering,
         pins=rows(live.get("pins"), address),
         host=rows(live.get("host"), address),
     )
-    return checks.host_checks(live.get("skeleton") or {}, checks.live_rules(sight), session)
+    differences = "; ".join(livecheck.live_rules(sight))
+    found = [Check("live-rules", "fail" if differences else "ok", differences, session)]
+    # The constant rules are the same for all sessions.
+    return found if session else [*found, *livecheck.skeleton_checks(live.get("skeleton") or {})]
 
 
-def rows(listed: Any, address: str) -> frozenset[checks.Row]:
+def rows(listed: Any, address: str) -> frozenset[livecheck.Row]:
     """Return the elements of one source from the enforcer's answer."""
     return frozenset(
         (str(src), str(proto), int(port), str(dst))

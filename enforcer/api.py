@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from enforcer.client import API_HEADER
+from enforcer.metrics import CONTENT_TYPE
+from policy import versions
 from policy.errors import CorralError, NotReadyError
 
 log = logging.getLogger("corral.enforcer")
 
 MAX_BODY = 64 << 10
 SLACK = 8.0
+JSON = "application/json"
+
+Answer = dict[str, Any] | str
 
 
 class Backend(Protocol):
@@ -40,6 +46,12 @@ class Backend(Protocol):
     async def live(self, sandbox: str) -> dict[str, Any]:
         """Return what the kernel holds for a sandbox."""
 
+    async def denied(self, after: int, project: str | None) -> dict[str, Any]:
+        """Return what was refused: rows that changed after a number; of one project directory, or all."""
+
+    async def measured(self) -> str:
+        """Return counters and states as text for Prometheus."""
+
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
@@ -50,8 +62,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         self.loop = loop
         super().__init__(path, _Handler)
 
-    def call(self, work: Awaitable[dict[str, Any]], timeout: float) -> dict[str, Any]:
-        async def run() -> dict[str, Any]:
+    def call(self, work: Awaitable[Answer], timeout: float) -> Answer:
+        async def run() -> Answer:
             return await work
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
@@ -77,6 +89,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(backend.status())
         elif parts.path == "/v1/live":
             self._answer(backend.live(parse_qs(parts.query).get("sandbox", [""])[0]))
+        elif parts.path == "/v1/denied":
+            query = parse_qs(parts.query)
+            after = query.get("after", ["0"])[0]
+            if not (after.isascii() and after.isdecimal()) or len(after) > 18:
+                self._send(400, {"error": "after must be a number"})
+                return
+            self._answer(backend.denied(int(after), query.get("project", [None])[0]))
+        elif parts.path in ("/metrics", "/v1/metrics"):
+            self._answer(backend.measured(), content_type=CONTENT_TYPE)
         else:
             self._send(404, {"error": f"no such resource: {parts.path}"})
 
@@ -98,9 +119,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(404, {"error": f"no such resource: {self.path}"})
 
-    def _answer(self, work: Awaitable[dict[str, Any]], timeout: float = 30.0) -> None:
+    def _answer(self, work: Awaitable[Answer], timeout: float = 30.0, content_type: str = JSON) -> None:
         try:
-            self._send(200, self.server.call(work, timeout))
+            self._send(200, self.server.call(work, timeout), content_type)
         except NotReadyError as error:
             self._send(409, {"error": error.message, "hint": error.hint})
         except CorralError as error:
@@ -110,10 +131,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 500, {"error": "the enforcer is too busy", "hint": "journalctl --user -u corral-enforcer"}
             )
 
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
+    def _send(self, status: int, body: Answer, content_type: str = JSON) -> None:
+        data = (body if isinstance(body, str) else json.dumps(body)).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header(API_HEADER, str(versions.SCHEMAS[versions.API]))
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

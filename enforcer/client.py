@@ -9,7 +9,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
+from policy import versions
 from policy.errors import EnforcerError, NotReadyError
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Config", "create_hosts_file", "load_config", "render_hosts_file", "socket_path"]
 
 START = "systemctl --user start corral-enforcer"
+VERSION = "/v1/version"
+# In every answer: the enforcer may have been replaced since its version was asked for.
+API_HEADER = "Corral-Api"
 
 
 def runtime_directory(environ: Mapping[str, str]) -> Path:
@@ -41,6 +46,13 @@ def load_config(home: Path, environ: Mapping[str, str]) -> Config:
     from enforcer import config
 
     return config.load(config.path(home, environ))
+
+
+def config_directory(home: Path, environ: Mapping[str, str]) -> Path:
+    """Return where the service configuration of a user lies."""
+    from enforcer import config
+
+    return config.path(home, environ).parent
 
 
 def create_hosts_file(path: Path, content: bytes) -> None:
@@ -78,11 +90,18 @@ class Client:
     def _ask(
         self, method: str, target: str, body: Any = None, timeout: float | None = None
     ) -> dict[str, Any]:
+        answer: dict[str, Any] = self._request(method, target, body, timeout)
+        return answer
+
+    def _request(
+        self, method: str, target: str, body: Any = None, timeout: float | None = None, *, text: bool = False
+    ) -> Any:
         connection = _Connection(self._path, timeout or self._timeout)
         try:
             connection.request(method, target, json.dumps(body) if body is not None else None)
             response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
+            data = response.read()
+            answer: Any = data.decode() if text and response.status == 200 else json.loads(data)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise EnforcerError("the enforcer is not running, so nothing would be enforced", START) from error
         except TimeoutError as error:
@@ -93,6 +112,13 @@ class Client:
             raise EnforcerError(f"asking the enforcer at {self._path} failed: {error}", START) from error
         finally:
             connection.close()
+        told = response.headers.get(API_HEADER)
+        if target != VERSION and told != str(versions.SCHEMAS[versions.API]):
+            raise EnforcerError(
+                f"corral speaks API schema {versions.SCHEMAS[versions.API]}, but the enforcer "
+                f"{told or 'an unknown one'}: they are of different versions",
+                versions.FIX,
+            )
         if response.status == 200:
             return answer
         kind = NotReadyError if response.status == 409 else EnforcerError
@@ -100,7 +126,7 @@ class Client:
 
     def version(self) -> dict[str, Any]:
         """Return the versions of the enforcer, its API and the writer."""
-        return self._ask("GET", "/v1/version")
+        return self._ask("GET", VERSION)
 
     def await_ready(self, container: str, timeout: float = 15.0) -> dict[str, Any]:
         """Wait until the network policy of a created container is true in the kernel.
@@ -122,3 +148,15 @@ class Client:
     def live(self, sandbox: str) -> dict[str, Any]:
         """Return what the kernel holds for a sandbox now, and whether the constant rules stand."""
         return self._ask("GET", f"/v1/live?sandbox={sandbox}")
+
+    def denied(self, after: int = 0, project: str | None = None) -> dict[str, Any]:
+        """Return what was refused: rows that changed after a number, of one project directory or of all.
+
+        Numbers mean nothing to another life of the service; ``epoch`` in the answer tells them apart.
+        """
+        only = {} if project is None else {"project": project}
+        return self._ask("GET", f"/v1/denied?{urlencode({'after': after, **only})}")
+
+    def metrics(self) -> str:
+        """Return the service's counters and states as text for Prometheus."""
+        return str(self._request("GET", "/metrics", text=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from enforcer import hostsfile, pins
@@ -97,6 +98,32 @@ def keep(
         for entry in held
         if (entry.src, entry.comment) in wanted and (entry.src, entry.port) in ports and vet(entry.dst)
     ]
+
+
+def kept_names(
+    session: Session,
+    published: Mapping[str, tuple[str, ...]],
+    standing: Mapping[str, Iterable[str]],
+    waiting: Iterable[str],
+    live: AbstractSet[tuple[str, int]],
+    vet: Callable[[str], bool],
+) -> dict[str, tuple[str, ...]]:
+    """Return ``published`` with what a hosts file says already of names that were not asked yet.
+
+    Of ``standing``, what the file says, stays what ``vet`` passes and the kernel, ``live``, holds on each of
+    the name's ports.
+    """
+    shown = dict(published)
+    for name in session.declaration.names:
+        if name.host in waiting:
+            stays = [
+                address
+                for address in standing.get(name.host, ())
+                if vet(address) and all((address, port) in live for port in name.ports)
+            ]
+            both = dict.fromkeys([*published.get(name.host, ()), *stays])
+            shown[name.host] = tuple(both)[: hostsfile.SLOTS]
+    return shown
 
 
 def hosts_content(session: Session, published: Mapping[str, Iterable[str]]) -> bytes:

@@ -35,6 +35,15 @@ class Engine(Protocol):
     def disconnect(self, network: str, ident: str) -> None:
         """Take a container off a network, by force; fine when it is not on it."""
 
+    def stop(self, ident: str) -> None:
+        """End a container at once, so that no restart policy starts it again; fine when it is gone."""
+
+    def joiners(self) -> list[str]:
+        """Return the ids of running containers that share another container's network."""
+
+    def exec(self, ident: str) -> dict[str, Any] | None:
+        """Return one exec's inspect, None when it is gone."""
+
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         """Open the event stream, and return it only once it is open; it ends when Docker does."""
 
@@ -87,7 +96,36 @@ class DockerEngine:
     def disconnect(self, network: str, ident: str) -> None:
         """See Engine."""
         with _errors(), contextlib.suppress(NotFound):
-            self._client.api.disconnect_container_from_network(ident, network, force=True)
+            try:
+                self._client.api.disconnect_container_from_network(ident, network, force=True)
+            except APIError as error:
+                # It left by itself, or was taken off a moment ago: engines say so as 403 or 500.
+                if "is not connected to" not in str(error.explanation):
+                    raise
+
+    def stop(self, ident: str) -> None:
+        """See Engine."""
+        with _errors(), contextlib.suppress(NotFound):
+            self._client.api.stop(ident, timeout=0)
+
+    def joiners(self) -> list[str]:
+        """See Engine."""
+        with _errors():
+            rows = self._client.api.containers()
+            return [
+                str(row["Id"])
+                for row in rows
+                if str((row.get("HostConfig") or {}).get("NetworkMode", "")).startswith("container:")
+            ]
+
+    def exec(self, ident: str) -> dict[str, Any] | None:
+        """See Engine."""
+        with _errors():
+            try:
+                inspect: dict[str, Any] = self._client.api.exec_inspect(ident)
+            except NotFound:
+                return None
+            return inspect
 
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         """See Engine."""

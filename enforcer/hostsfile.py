@@ -121,6 +121,30 @@ def publish(path: Path, content: bytes) -> bool:
     return True
 
 
+def read(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return what a file of ``render`` says: name -> addresses; lines of any other form say nothing.
+
+    Raises:
+        EnforcerError: as for ``publish``.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            state = os.fstat(descriptor)
+            _refuse_foreign(state, path)
+            text = os.pread(descriptor, state.st_size, 0).decode("ascii", "replace")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise EnforcerError(f"cannot read the hosts file {path}: {error.strerror}") from error
+    for line in text.splitlines():
+        match line.split():
+            case [address, name] if address != "#":
+                found[name] = (*found.get(name, ()), address)
+    return found
+
+
 def _refuse_foreign(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise EnforcerError(f"the hosts file {path} is not a plain file")

@@ -13,9 +13,11 @@ from enforcer.config import WRITER_SOCKET
 from enforcer.config import load as load_config
 from enforcer.config import path as config_path
 from enforcer.host import only_instance
+from enforcer.release import RELEASE
 from enforcer.service import Service
 from enforcer.sessions import Owner
 from enforcer.writerclient import WriterClient
+from policy import versions
 from policy.errors import CorralError
 from policy.identity import data_home
 
@@ -35,7 +37,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     for net in config.permit_ranges:
         log.warning("enforcer.toml permits names to open %s", net)
-    owner = Owner(os.getuid(), os.getgid(), data_home(home, environ), Path("/proc/sys/net/ipv6").exists())
+    data = data_home(home, environ)
+    try:
+        versions.open_state(data, RELEASE)
+    except (CorralError, OSError) as error:
+        log.error("%s", error.render() if isinstance(error, CorralError) else error)
+        # The unit is not started again after this one: trying again makes no state older.
+        sys.exit(2 if isinstance(error, CorralError) else 1)
+    owner = Owner(os.getuid(), os.getgid(), data, Path("/proc/sys/net/ipv6").exists())
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Names:
         moved: Callable[[], None],
         heard: Callable[[], Coroutine[Any, Any, None]],
         suspended: Callable[[], float] = suspended_seconds,
+        make_resolver: Callable[[tuple[Server, ...], Callable[[], float]], Resolver] = Resolver,
     ) -> None:
         self._config = config
         self._store = store
@@ -58,7 +60,8 @@ class Names:
         self._heard = heard
         self._suspended = suspended
         self._saved_generation = -1
-        self._resolver = Resolver(tuple(Server.parse(text) for text in config.dns.servers), clock)
+        self._resolver = make_resolver(tuple(Server.parse(text) for text in config.dns.servers), clock)
+        self.refreshes: Counter[str] = Counter()
         self.state = self._restored()
 
     def step(self, event: pins.Event) -> None:
@@ -95,6 +98,7 @@ class Names:
     async def _resolve(self, query: pins.Query) -> None:
         self._watch_resolv_conf()
         result = await self._resolver.resolve(query.name)
+        self.refreshes["answered" if isinstance(result, pins.Answer) else "failed"] += 1
         if isinstance(result, pins.Answer):
             self.step(pins.Answered(result, query.token))
         else:

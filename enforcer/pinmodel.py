@@ -134,7 +134,10 @@ class Container:
 
 @dataclass(frozen=True)
 class State:
-    """``generation`` moves whenever allowed or published may have moved: compare it before each write."""
+    """``generation`` moves whenever allowed, published or who waits for what may have moved.
+
+    Compare it before each write.
+    """
 
     vetting: Vetting = field(default_factory=Vetting)
     settings: Settings = field(default_factory=Settings)

@@ -147,6 +147,10 @@ class _Step:
         old = self.names.get(record.name)
         if old is None or old.latest != record.latest or old.pins.keys() != record.pins.keys():
             self.changed = True
+        elif old.attempts != record.attempts:
+            # A container that waited for this name, and for nothing it can use, may start now.
+            waited = (container.asked.get(record.name) for container in self.containers.values())
+            self.changed = self.changed or old.attempts in waited
         self.names[record.name] = record
 
     def notice(self, name: str, kind: NoticeKind, detail: str, alarm: bool = False) -> None:

@@ -9,11 +9,24 @@ from enforcer import pins
 from enforcer.config import Config
 from enforcer.sessions import Network, Session, Stranger
 from enforcer.writerclient import Held
+from policy import versions
+from policy.errors import EnforcerError
+from policy.identity import NETWORK_PREFIX
 
-API_VERSION = 1
+API_VERSION = versions.SCHEMAS[versions.API]
 
 # Problems of these parts mean: the skeleton is not where packets pass.
 PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets"})
+
+
+def version(release: str, heard: Mapping[str, Any] | EnforcerError) -> dict[str, Any]:
+    """Return the body of ``GET /v1/version``; ``heard`` is the writer's hello, or why there is none."""
+    if isinstance(heard, EnforcerError):
+        writer = {"reachable": False, "version": None, "error": heard.message, "hint": heard.hint}
+    else:
+        told = {name: heard.get(name) for name in ("version", "schemas", "skeleton")}
+        writer = {"reachable": True, **told}
+    return {**versions.describe(release), "api": API_VERSION, "writer": writer}
 
 
 def session_row(
@@ -73,7 +86,7 @@ def status(
         "errors": list(errors),
         "sandboxes": [
             {
-                "sandbox": net.name.removeprefix("corral-"),
+                "sandbox": net.name.removeprefix(NETWORK_PREFIX),
                 "network": net.name,
                 "bridge": net.bridge,
                 "subnet": str(net.subnet),

@@ -11,21 +11,21 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from importlib.metadata import version as package_version
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from enforcer import desired, hostsfile, pins, reports
 from enforcer.api import Api
 from enforcer.config import RESOLV_CONF, Config
+from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
 from enforcer.host import notify
-from enforcer.names import Names
-from enforcer.sessions import (
-    Owner,
-    Session,
-)
+from enforcer.metrics import Metrics, Now, counted, render
+from enforcer.names import Names, suspended_seconds
+from enforcer.release import RELEASE
+from enforcer.resolver import Resolver, Server
+from enforcer.sessions import Network, Owner, Session
 from enforcer.tracker import Tracker
 from enforcer.watch import Watcher
 from enforcer.writerclient import Held, WriterClient
@@ -33,6 +33,7 @@ from policy.errors import EnforcerError, NotReadyError
 
 log = logging.getLogger("corral.enforcer")
 
+RETRY = 0.5  # seconds
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
 GONE_EVENTS = frozenset({"die", "destroy"})
 LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpause"})
@@ -55,12 +56,16 @@ class Service:
         resolv_conf: Path = RESOLV_CONF,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
+        suspended: Callable[[], float] = suspended_seconds,
+        make_resolver: Callable[[tuple[Server, ...], Callable[[], float]], Resolver] = Resolver,
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         self.config = config
         self.owner = owner
         self._writer = writer
         self._make_engine = make_engine
         self._clock = clock
+        self._end = end
         self._dirty, self._changed = asyncio.Event(), asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self.names = Names(
@@ -72,33 +77,28 @@ class Service:
             spawn=self._spawn,
             moved=self._dirty.set,
             heard=self._notify_all,
+            suspended=suspended,
+            make_resolver=make_resolver,
         )
         self.held: Held | None = None
         self.satisfied: frozenset[str] = frozenset()
         self.errors: dict[str, str] = {}
+        self._retrying: asyncio.TimerHandle | None = None
         self.tracker = Tracker(config, owner, self.names, self._dirty.set, self._notify_all)
+        self.metrics = Metrics(refreshes=self.names.refreshes)
+        book = owner.data_home / "enforcer" / "addresses.json"
+        self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
         self._loop: asyncio.AbstractEventLoop
 
     # -- life
 
     async def run(self, socket_path: Path, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set."""
-        self._loop = asyncio.get_running_loop()
+        self.start(asyncio.get_running_loop())
+        self._spawn(self.denials.forever())
         api = Api(socket_path, self, self._loop)
-        watcher = Watcher(
-            self._make_engine,
-            lambda engine: self._post(self.tracker.connected(engine)),
-            lambda event: self._post(self.tracker.event(event)),
-            lambda reason: self._post(self.tracker.lost(reason)),
-        )
+        watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
         watcher.start()
-        for work in (
-            self._apply_forever(),
-            self.names.tick_forever(),
-            self._reconcile_forever(),
-            self._renew_forever(),
-        ):
-            self._spawn(work)
         notify("READY=1")
         try:
             await stop.wait()
@@ -109,6 +109,31 @@ class Service:
                 task.cancel()
             api.close()
             self.names.save()
+            self.denials.save()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Spawn the loops that drive everything but Docker's events and the API."""
+        self._loop = loop
+        for work in (
+            self._apply_forever(),
+            self.names.tick_forever(),
+            self._reconcile_forever(),
+            self._renew_forever(),
+        ):
+            self._spawn(work)
+
+    def connected(self, engine: Engine) -> None:
+        """See watch.Watcher; like the next two, callable from its thread."""
+        self.metrics.connections += 1
+        self._post(self.tracker.connected(engine))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """See watch.Watcher."""
+        self._post(self.tracker.event(event))
+
+    def lost(self, reason: str) -> None:
+        """See watch.Watcher."""
+        self._post(self.tracker.lost(reason))
 
     def _post(self, work: Any) -> None:
         self._loop.call_soon_threadsafe(self._spawn, work)
@@ -123,12 +148,40 @@ class Service:
         if not task.cancelled() and (error := task.exception()) is not None:
             # An unknown state is not one to go on in: systemd starts us again, everything is rebuilt.
             log.critical("unexpected error, ending", exc_info=error)
-            self._loop.call_soon(os._exit, 1)
+            self._loop.call_soon(self._end, 1)
 
     async def _reconcile_forever(self) -> None:
         while True:
             await asyncio.sleep(self.config.timers.reconcile)
+            began = self._clock()
             await self.tracker.reconcile()
+            self.metrics.reconcile.add(self._clock() - began)
+            await self._look_for_drift()
+
+    async def _look_for_drift(self) -> None:
+        """Compare what the kernel holds with what it held after the last write; elements are put back."""
+        before = self.held
+        try:
+            found = await asyncio.to_thread(self._writer.read)
+        except EnforcerError:
+            # The next write says so.
+            self.metrics.writer_errors += 1
+            return
+        if before is None or self.held is not before:
+            return
+        self._note_problems(before, found)
+        for part, then, now in (("pins", before.pins, found.pins), ("host", before.host, found.host)):
+            differing = {(e.src, e.proto, e.port, e.dst) for e in then} ^ {
+                (e.src, e.proto, e.port, e.dst) for e in now
+            }
+            if differing:
+                log.warning("%d elements of corral-%s were changed by others", len(differing), part)
+                self.metrics.drift[part] += len(differing)
+                self._dirty.set()
+
+    def _note_problems(self, before: Held, found: Held) -> None:
+        known = set(before.problems)
+        self.metrics.drift.update(part for part, text in found.problems if (part, text) not in known)
 
     async def _renew_forever(self) -> None:
         while True:
@@ -142,19 +195,29 @@ class Service:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
+            began = self._clock()
             try:
                 await self._apply()
+                self.metrics.apply.add(self._clock() - began)
                 self.errors.pop("writer", None)
             except EnforcerError as error:
+                self.metrics.writer_errors += 1
                 if self.errors.get("writer") != error.message:
                     log.error("%s", error.render())
                 self.errors["writer"] = error.message
                 self.satisfied = frozenset()
-                self._loop.call_later(0.5, self._dirty.set)
+                self._retry()
             await self._notify_all()
+
+    def _retry(self) -> None:
+        """Apply again in a moment: once, however many reasons there are."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+        self._retrying = self._loop.call_later(RETRY, self._dirty.set)
 
     async def _apply(self) -> None:
         sessions = list(self.tracker.sessions.values())
+        self.denials.notice()
         if self.held is None:
             self.held = await asyncio.to_thread(self._writer.read)
         # What leaves a hosts file leaves it before the kernel; what enters it enters the kernel first.
@@ -171,9 +234,9 @@ class Service:
         )
         for text in self.held.refused:
             log.warning("writer: %s", text)
-        if any(part != "hook" for part, _ in self.held.problems):
+        if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
             # A repair is under way; what could not be added meanwhile is asked for again.
-            self._loop.call_later(0.5, self._dirty.set)
+            self._retry()
         published = self._publish(sessions, self.held)
         host_rows = {(e.src, e.proto, e.port, e.dst) for e in self.held.host}
         self.satisfied = frozenset(
@@ -183,9 +246,13 @@ class Service:
             and {row for row in rules.host if row[0] == session.address} <= host_rows
         )
         self._renew_used(previous, self.held)
+        self._note_problems(previous, self.held)
         if self.names.state.generation != generation:
             self._dirty.set()
         self.names.save()
+
+    def _world(self) -> tuple[list[Session], list[Network], pins.State]:
+        return list(self.tracker.sessions.values()), list(self.tracker.networks.values()), self.names.state
 
     def _vet(self, address: str) -> bool:
         return bool(self.names.state.vetting.check(address))
@@ -195,20 +262,23 @@ class Service:
         known = self.names.state.containers.keys() & self.tracker.sessions.keys()
         good = [session for session in sessions if session.container in known]
         wanted = pins.published(self.names.state)
-        actual = pins.published(self.names.state, desired.live(held.pins, good))
+        live = desired.live(held.pins, good)
+        actual = pins.published(self.names.state, live)
         done = set()
         for session in good:
-            if self.names.pending(session.container):
-                # After a restart: what stands is better than what is not known yet.
-                continue
+            shown = actual.get(session.container, {})
+            waiting = self.names.pending(session.container)
             try:
-                hostsfile.publish(
-                    session.hosts_file, desired.hosts_content(session, actual.get(session.container, {}))
-                )
+                if waiting:
+                    # After a restart: what stands and is open is better than what is not known yet.
+                    standing = hostsfile.read(session.hosts_file)
+                    open_now = live[session.container]
+                    shown = desired.kept_names(session, shown, standing, waiting, open_now, self._vet)
+                hostsfile.publish(session.hosts_file, desired.hosts_content(session, shown))
             except (EnforcerError, ValueError) as error:
                 log.error("%s: %s", session.name, error)
                 continue
-            if actual.get(session.container) == wanted.get(session.container):
+            if not waiting and shown == wanted.get(session.container):
                 done.add(session.container)
         return done
 
@@ -229,11 +299,10 @@ class Service:
     async def version(self) -> dict[str, Any]:
         """See api.Backend."""
         try:
-            hello = await asyncio.to_thread(self._writer.hello)
-            writer = {"reachable": True, "version": hello["version"], "skeleton": hello["skeleton"]}
+            heard: dict[str, Any] | EnforcerError = await asyncio.to_thread(self._writer.hello)
         except EnforcerError as error:
-            writer = {"reachable": False, "version": None, "error": error.message, "hint": error.hint}
-        return {"version": package_version("corral"), "api": reports.API_VERSION, "writer": writer}
+            heard = error
+        return reports.version(RELEASE, heard)
 
     async def await_ready(self, container: str, timeout: float) -> dict[str, Any]:
         """See api.Backend."""
@@ -285,6 +354,9 @@ class Service:
 
     def _why_not(self, container: str, timeout: float) -> str:
         parts = self._problems()
+        if self.held is not None:
+            # While the writer finds something wrong with the rules it grants nothing new.
+            parts += [text for part, text in self.held.problems if part not in ("hook", "port")]
         if container in self.names.state.containers:
             pending = sorted(self.names.pending(container))
             parts += [f"still resolving {', '.join(pending)}"] if pending else []
@@ -308,17 +380,17 @@ class Service:
             held = await asyncio.to_thread(self._writer.read)
         except EnforcerError as error:
             self.errors["writer"] = error.message
+        await self.denials.poll()
         now = self._clock()
         rows: dict[str, list[dict[str, Any]]] = {}
         for session in self.tracker.sessions.values():
             name = session.network.name if session.network else session.sandbox.network
-            state = "refused" if session.problems else "running" if session.running else "ready"
-            if state == "ready" and session.container not in self.satisfied:
-                state = "pending"
-            row = reports.session_row(session, state, self.names.state, held, now)
+            row = reports.session_row(session, self._state(session), self.names.state, held, now)
+            row["denied"] = self.denials.ledger.of_session(session.container, session.sandbox.id)
+            row["dead_resolver"] = self.denials.lookups(session.container)
             rows.setdefault(name, []).append(row)
         return reports.status(
-            package_version("corral"),
+            RELEASE,
             self.config,
             self.tracker.networks.values(),
             rows,
@@ -327,9 +399,42 @@ class Service:
             self._problems(),
         )
 
+    def _state(self, session: Session) -> str:
+        state = "refused" if session.problems else "running" if session.running else "ready"
+        return "pending" if state == "ready" and session.container not in self.satisfied else state
+
     async def live(self, sandbox: str) -> dict[str, Any]:
         """See api.Backend."""
         held = await asyncio.to_thread(self._writer.read)
         return reports.live(
             held, frozenset(s.address for s in self.tracker.sessions.values() if s.sandbox.id == sandbox)
+        )
+
+    async def denied(self, after: int, project: str | None) -> dict[str, Any]:
+        """See api.Backend."""
+        return await self.denials.report(after, project)
+
+    async def measured(self) -> str:
+        """See api.Backend."""
+        repairs, held = None, self.held
+        try:
+            repairs = int((await asyncio.to_thread(self._writer.hello)).get("heals", 0))
+        except (EnforcerError, TypeError, ValueError):
+            self.metrics.writer_errors += 1
+        await self.denials.poll()
+        sessions, _, state = self._world()
+        return render(
+            self.metrics,
+            Now(
+                version=RELEASE,
+                docker=self.tracker.engine is not None,
+                writer=repairs is not None,
+                repairs=repairs,
+                pins=len(held.pins) if held else 0,
+                host_entries=len(held.host) if held else 0,
+                sessions=counted(self._state(session) for session in sessions),
+                names=counted(record.state.value for record in state.names.values()),
+                strangers=sum(map(len, self.tracker.strangers.values())),
+                **self.denials.counts(),
+            ),
         )

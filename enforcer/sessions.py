@@ -6,9 +6,12 @@ allow-list, because a deny-list misses the next option that opens something.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -63,6 +66,8 @@ MASKED = frozenset(
         "/sys/firmware",
     }
 )
+# What the gate of a session tries; see agent_image/files/entrypoint/gate.py.
+GATE = "CORRAL_GATE="
 SERVICE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 # Nothing may be mounted over the programs that guard the start, nor over what they read.
 GUARDED = tuple(
@@ -89,6 +94,19 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Life:
+    """When a container was created and started (seconds of wall time, 0: unknown or not yet), and as what.
+
+    ``pid``: its first process, 0 while it does not run. ``tried``: addresses that its gate finds closed.
+    """
+
+    created: float = 0.0
+    started: float = 0.0
+    pid: int = 0
+    tried: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Session:
     """One container that declares itself corral's. With ``problems`` it gets nothing."""
 
@@ -104,6 +122,9 @@ class Session:
     network: Network | None
     running: bool
     problems: tuple[str, ...] = ()
+    purpose: str = ""
+    project: str = ""
+    life: Life = Life()
 
 
 @dataclass(frozen=True)
@@ -223,7 +244,33 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
         network=network,
         running=running,
         problems=tuple(problems),
+        purpose=spec.purpose,
+        project=spec.project,
+        life=_life(inspect),
     )
+
+
+def _life(inspect: Mapping[str, Any]) -> Life:
+    state, config = inspect.get("State") or {}, inspect.get("Config") or {}
+    pid = state.get("Pid")
+    given = [text.removeprefix(GATE) for text in config.get("Env") or () if str(text).startswith(GATE)]
+    tried: frozenset[str] = frozenset()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        gate = json.loads(given[-1] if given else "{}")
+        tried = frozenset({str(gate["probe"]["address"]), str(gate["resolver"])})
+    return Life(
+        _moment(inspect.get("Created")),
+        _moment(state.get("StartedAt")),
+        pid if isinstance(pid, int) else 0,
+        tried,
+    )
+
+
+def _moment(text: Any) -> float:
+    try:
+        return max(0.0, datetime.fromisoformat(str(text)).timestamp())
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def mount_sources(inspect: Mapping[str, Any]) -> tuple[str, ...]:

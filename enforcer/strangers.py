@@ -1,14 +1,19 @@
-"""Containers on a corral network that corral did not start, and sessions that were connected elsewhere.
+"""What reaches into a sandbox or its network without being a session that corral started.
 
-No rule grants them anything, but packets are not all they could send: Docker's own resolver asks from the
-host, where nobody knows whose question it is. So they are taken off the network as soon as they are seen, at
-``create`` when Docker tells early enough, else at ``connect``; ``docs/limits.md`` says how long that takes.
+No rule grants it anything, but packets are not all it could send: Docker's own resolver asks from the host,
+where nobody knows whose question it is. So a container on a corral network is taken off it as soon as it is
+seen, at ``create`` when Docker tells early enough, else at ``connect``; a session is taken off every network
+but its own. A container that joined the network namespace of a session has that session's reach without
+being one: it cannot be taken off, so it is stopped. A ``docker exec`` as another user cannot be stopped; it
+is inside the fence, and reported. ``docs/limits.md`` says how long each takes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from enforcer.engine import Engine
@@ -16,19 +21,29 @@ from enforcer.sessions import Stranger, is_declared
 from policy.container import DEAD_RESOLVER
 from policy.declaration import LABEL_SANDBOX
 from policy.errors import EngineError
-from policy.identity import BRIDGE_PREFIX
+from policy.identity import NETWORK_PREFIX
 
 log = logging.getLogger("corral.enforcer")
 
 NOT_OURS = "corral did not start it"
 LIVE_DNS = "its resolver is Docker's own, which asks from the host"
+INSIDE = "it is inside the sandbox's fence"
+JOINS = "container:"
+CHAIN = 8  # containers that join one another, at most
+EXECS = 16  # reported for one session
+
+
+def joined(inspect: Mapping[str, Any]) -> str | None:
+    """Return the container whose network namespace this one shares, None for one of its own."""
+    mode = str((inspect.get("HostConfig") or {}).get("NetworkMode", ""))
+    return mode.removeprefix(JOINS) if mode.startswith(JOINS) else None
 
 
 def networks_of(inspect: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the networks a container is, or will be, attached to."""
     attached = frozenset(((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys())
     mode = str((inspect.get("HostConfig") or {}).get("NetworkMode", ""))
-    return attached | {mode}
+    return attached if mode.startswith(JOINS) else attached | {mode}
 
 
 def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict[str, str]:
@@ -41,26 +56,125 @@ def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict
     labels = (inspect.get("Config") or {}).get("Labels") or {}
     if not is_declared(labels, uid):
         return dict.fromkeys(sorted(attached & frozenset(ours)), NOT_OURS)
-    own = BRIDGE_PREFIX + labels[LABEL_SANDBOX]
+    own = NETWORK_PREFIX + labels[LABEL_SANDBOX]
     extra = attached - {own, "default", "none", ""}
     found = dict.fromkeys(sorted(extra), f"a sandbox is on {own} alone")
-    if (inspect.get("HostConfig") or {}).get("Dns") != [DEAD_RESOLVER]:
+    if own in attached and (inspect.get("HostConfig") or {}).get("Dns") != [DEAD_RESOLVER]:
         found[own] = LIVE_DNS
     return found
 
 
-def expel(
-    engine: Engine, inspect: Mapping[str, Any], ours: Collection[str], uid: int
-) -> tuple[Stranger, ...]:
-    """Take a container off the networks it must not be on, and return what is to be reported about it."""
-    ident, name = str(inspect.get("Id")), str(inspect.get("Name", "")).lstrip("/")
-    found = []
-    for network, why in reasons(inspect, ours, uid).items():
-        try:
-            engine.disconnect(network, ident)
-            done = "disconnected"
-        except EngineError as error:
-            done = f"could not be disconnected: {error.message}"
+def exec_problem(details: Mapping[str, Any], users: Collection[str]) -> str | None:
+    """Return what a ``docker exec`` is when it is not one of the session's own user. Pure.
+
+    ``users`` are the ways to name that user; none given means the container's.
+    """
+    config = details.get("ProcessConfig") or {}
+    user, privileged = str(config.get("user") or ""), bool(config.get("privileged"))
+    if not privileged and (not user or user in users):
+        return None
+    who = f" as {user}" if user else ""
+    return f"docker exec{' --privileged' if privileged else ''}{who}: corral did not start it"
+
+
+@dataclass
+class Strangers:
+    """``rows`` is what is reported: container id, or exec id, -> its rows."""
+
+    uid: int
+    gid: int
+
+    def __post_init__(self) -> None:
+        self.rows: dict[str, tuple[Stranger, ...]] = {}
+
+    def look(self, engine: Engine, ident: str, ours: Collection[str]) -> None:
+        """Look at one container and take it away from where it must not be.
+
+        ``ours`` are the names of this user's sandbox networks.
+
+        Raises:
+            EngineError: Docker does not say what the container is.
+        """
+        inspect = engine.container(ident)
+        if inspect is None:
+            return
+        if joined(inspect) is not None and ident in self.rows and not _runs(inspect):
+            # It was stopped a moment ago; this is an event from before.
+            return
+        found = self._joiner(engine, inspect, ours) or self._attached(engine, inspect, ours)
+        if found:
+            self.rows[ident] = found
+
+    def _attached(
+        self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str]
+    ) -> tuple[Stranger, ...]:
+        ident, name = _identity(inspect)
+        found = []
+        for network, why in reasons(inspect, ours, self.uid).items():
+            done = _try("disconnected", partial(engine.disconnect, network, ident))
+            log.warning("%s on %s: %s; %s", name, network, why, done)
+            found.append(Stranger(ident, name, network, (why, done)))
+        return tuple(found)
+
+    def _joiner(
+        self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str]
+    ) -> tuple[Stranger, ...]:
+        host: Mapping[str, Any] | None = inspect
+        for _ in range(CHAIN):
+            target = joined(host or {})
+            if target is None:
+                break
+            host = engine.container(target)
+        if host is None or host is inspect:
+            return ()
+        network = next(iter(sorted(networks_of(host) & frozenset(ours))), None)
+        if network is None:
+            return ()
+        ident, name = _identity(inspect)
+        why = f"it shares the network of {_identity(host)[1]}, and {NOT_OURS}"
+        done = _try("stopped", partial(engine.stop, ident)) if _runs(inspect) else "not running"
         log.warning("%s on %s: %s; %s", name, network, why, done)
-        found.append(Stranger(ident, name, network, (why, done)))
-    return tuple(found)
+        return (Stranger(ident, name, network, (why, done)),)
+
+    def executed(self, engine: Engine, ident: str, name: str, network: str, exec_id: str) -> None:
+        """Look at one ``docker exec`` in a session.
+
+        Raises:
+            EngineError: Docker does not say what it is.
+        """
+        own = (str(self.uid), f"{self.uid}:{self.gid}")
+        details = engine.exec(exec_id)
+        why = exec_problem(details, own) if details is not None else None
+        if why is None or exec_id in self.rows:
+            return
+        log.warning("%s on %s: %s; %s", name, network, why, INSIDE)
+        self.rows[exec_id] = (Stranger(ident, name, network, (why, INSIDE)),)
+        earlier = [key for key, rows in self.rows.items() if key != ident and rows[0].container == ident]
+        for key in earlier[:-EXECS]:
+            del self.rows[key]
+
+    def ended(self, ident: str) -> None:
+        """A container ended: what ran in it did too."""
+        for key in [key for key, rows in self.rows.items() if key != ident and rows[0].container == ident]:
+            del self.rows[key]
+
+    def removed(self, ident: str) -> None:
+        """A container is no more."""
+        self.ended(ident)
+        self.rows.pop(ident, None)
+
+
+def _identity(inspect: Mapping[str, Any]) -> tuple[str, str]:
+    return str(inspect.get("Id")), str(inspect.get("Name", "")).lstrip("/")
+
+
+def _runs(inspect: Mapping[str, Any]) -> bool:
+    return bool((inspect.get("State") or {}).get("Running"))
+
+
+def _try(done: str, act: Callable[[], None]) -> str:
+    try:
+        act()
+    except EngineError as error:
+        return f"could not be {done}: {error.message}"
+    return done

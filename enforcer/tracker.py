@@ -20,13 +20,12 @@ from enforcer.sessions import (
     Network,
     Owner,
     Session,
-    Stranger,
     is_declared,
     mount_sources,
     parse_network,
     parse_session,
 )
-from enforcer.strangers import expel
+from enforcer.strangers import Strangers
 from enforcer.vetting import Vetting
 from policy.declaration import LABEL_UID
 from policy.errors import CorralError, PolicyError
@@ -69,7 +68,8 @@ class Tracker:
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
-        self.strangers: dict[str, tuple[Stranger, ...]] = {}
+        self._watch = Strangers(owner.uid, owner.gid)
+        self.strangers = self._watch.rows
 
     async def look(self, ident: str) -> None:
         """Take in one container as it is now."""
@@ -110,13 +110,16 @@ class Tracker:
             elif action in GONE_EVENTS:
                 # The event says enough: an inspect may already find nothing.
                 self._forget(ident)
+                self._watch.ended(ident)
                 if action == "destroy":
-                    self.strangers.pop(ident, None)
-            elif attributes.get(LABEL_UID) == str(self.owner.uid):
-                if action in LOOK_EVENTS:
+                    self._watch.removed(ident)
+            elif action == "exec_start":
+                await self._watch_exec(ident, str(attributes.get("execID", "")))
+            else:
+                if attributes.get(LABEL_UID) == str(self.owner.uid) and action in LOOK_EVENTS:
                     await self._look(ident)
-            elif action in ("create", "start"):
-                await self._watch_stranger(ident)
+                if action in ("create", "start"):
+                    await self._watch_stranger(ident)
 
     async def _network_event(self, action: str, container: str) -> None:
         if action in ("connect", "disconnect") and container in self.sessions:
@@ -172,21 +175,28 @@ class Tracker:
 
     def _attached(self, engine: Engine) -> set[str]:
         found = [engine.network(name) or {} for name in list(self.networks)]
-        return {ident for inspect in found for ident in inspect.get("Containers") or {}}
+        attached = {ident for inspect in found for ident in inspect.get("Containers") or {}}
+        return attached | set(engine.joiners())
 
     async def _watch_stranger(self, ident: str) -> None:
         engine = self.engine
         if engine is None:
             return
         try:
-            inspect = await asyncio.to_thread(engine.container, ident)
-            if inspect is None:
-                return
-            gone = await asyncio.to_thread(expel, engine, inspect, list(self.networks), self.owner.uid)
-            if gone:
-                self.strangers[ident] = gone
+            await asyncio.to_thread(self._watch.look, engine, ident, list(self.networks))
         except CorralError as error:
             log.error("container %.12s: %s", ident, error.message)
+
+    async def _watch_exec(self, ident: str, exec_id: str) -> None:
+        engine, session = self.engine, self.sessions.get(ident)
+        if engine is None or session is None or not exec_id:
+            return
+        try:
+            await asyncio.to_thread(
+                self._watch.executed, engine, ident, session.name, session.sandbox.network, exec_id
+            )
+        except CorralError as error:
+            log.error("exec %.12s in %s: %s", exec_id, session.name, error.message)
 
     async def _look(self, ident: str) -> None:
         engine = self.engine
@@ -196,8 +206,10 @@ class Tracker:
             inspect = await asyncio.to_thread(engine.container, ident)
             if inspect is None:
                 self._forget(ident)
-            else:
-                await self._take(inspect)
+                return
+            await self._take(inspect)
+            for exec_id in inspect.get("ExecIDs") or ():
+                await self._watch_exec(ident, str(exec_id))
         except CorralError as error:
             log.error("container %.12s: %s", ident, error.message)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from enforcer.release import RELEASE
+from policy import versions
 from policy.errors import EnforcerError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = versions.SCHEMAS[versions.PROTOCOL]
+HELLO = {"op": "hello"}
 TIMEOUT = 30.0
 MAX_ANSWER = 64 << 20
 
@@ -43,17 +47,22 @@ class Held:
 class WriterClient:
     """One request, one connection: nothing to reconnect when the writer restarts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, release: str = RELEASE) -> None:
         self._path = path
+        self._release = release
 
     def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Greet, and ask only a writer that is understood. A greeting alone is answered by any version."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(TIMEOUT)
                 sock.connect(str(self._path))
-                sock.sendall(json.dumps({"v": PROTOCOL_VERSION, **body}).encode() + b"\n")
                 with sock.makefile("rb") as stream:
-                    line = stream.readline(MAX_ANSWER)
+                    hello = self._exchange(sock, stream, HELLO)
+                    if body == HELLO:
+                        return hello
+                    self._check(hello)
+                    answer = self._exchange(sock, stream, body)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise EnforcerError(
                 f"the writer does not answer at {self._path}: {error.strerror}", "run: corral install"
@@ -65,17 +74,32 @@ class WriterClient:
             ) from error
         except OSError as error:
             raise EnforcerError(f"asking the writer at {self._path} failed: {error}") from error
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise EnforcerError(f"the writer at {self._path} broke off its answer") from error
         if not answer.get("ok"):
             raise EnforcerError(f"the writer refused: {answer.get('error')}")
         return answer
 
+    def _exchange(self, sock: socket.socket, stream: IO[bytes], body: dict[str, Any]) -> dict[str, Any]:
+        sock.sendall(json.dumps({"v": PROTOCOL_VERSION, **body}).encode() + b"\n")
+        try:
+            answer = json.loads(stream.readline(MAX_ANSWER))
+        except ValueError as error:
+            raise EnforcerError(f"the writer at {self._path} broke off its answer") from error
+        if not isinstance(answer, dict):
+            raise EnforcerError(f"the writer at {self._path} does not answer as one")
+        return answer
+
+    def _check(self, hello: dict[str, Any]) -> None:
+        own = versions.parse("the enforcer", versions.describe(self._release))
+        problem = versions.writer_mismatch(own, versions.parse("the netfilter writer", hello))
+        if problem is not None:
+            raise EnforcerError(*problem)
+
     def hello(self) -> dict[str, Any]:
-        """Return the writer's version, its skeleton's digest and how often it healed."""
-        return self._ask({"op": "hello"})
+        """Return the writer's version and schemas, its skeleton's digest and how often it healed.
+
+        A writer that speaks another protocol tells its version all the same, and nothing else for sure.
+        """
+        return self._ask(HELLO)
 
     def apply(
         self, sandboxes: list[dict[str, str]], pins: list[list[object]], host: list[list[object]]
@@ -86,6 +110,18 @@ class WriterClient:
             EnforcerError: the writer cannot be asked or refused the whole request.
         """
         return _held(self._ask({"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host}))
+
+    def denied(self, epoch: str, after: int, sources: Collection[str], tallies: bool) -> Mapping[str, Any]:
+        """Return what the fence refused to this user's sandboxes; see the writer's ``Writer.denied``.
+
+        Args:
+            epoch: of the answer before, empty at first.
+            after: where that answer ended.
+            sources: addresses whose packets are to be counted from now on.
+            tallies: whether the kernel's counters of each destination are wanted too.
+        """
+        body = {"op": "denied", "epoch": epoch, "after": after, "sources": sorted(sources)}
+        return self._ask({**body, "tallies": tallies})
 
     def read(self) -> Held:
         """Return what the kernel holds for this user now."""

@@ -32,6 +32,9 @@ HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096
 NOFILE = 16384
 SHM_SIZE = 64 << 20
+# Since API 1.48 a number decides which network has the default route, before the name does (see
+# ``policy.identity.NETWORK_PREFIX``); older engines ignore the field.
+GATEWAY_PRIORITY = (1 << 31) - 1
 # Where programs may write that keep nothing: the root filesystem is read-only. Executable, because harnesses
 # unpack libraries there and map them.
 TMPFS = dict.fromkeys(("/tmp", "/var/tmp"), "rw,exec,nosuid,nodev,mode=1777")  # noqa: S108 - inside
@@ -185,7 +188,10 @@ def create_body(spec: SessionSpec) -> dict[str, Any]:
         "HostConfig": host_config(spec),
         "NetworkingConfig": {
             "EndpointsConfig": {
-                spec.sandbox.network: {"IPAMConfig": {"IPv4Address": spec.address}},
+                spec.sandbox.network: {
+                    "IPAMConfig": {"IPv4Address": spec.address},
+                    "GwPriority": GATEWAY_PRIORITY,
+                },
             },
         },
     }

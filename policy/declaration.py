@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from policy import versions
 from policy.errors import PolicyError
 
-SCHEMA = 1
+SCHEMA = versions.SCHEMAS[versions.LABELS]
 LABEL = "io.corral."
 LABEL_SCHEMA = LABEL + "schema"
 LABEL_SANDBOX = LABEL + "sandbox"
@@ -69,9 +70,10 @@ class Declaration(_Frozen):
             body: Any = json.loads(text)
         except ValueError as error:
             raise PolicyError(f"label {LABEL_EGRESS} is not JSON: {error}") from error
-        if not isinstance(body, dict) or body.pop("schema", None) != SCHEMA:
+        schema = body.pop("schema", "none") if isinstance(body, dict) else "none"
+        if schema != SCHEMA:
             raise PolicyError(
-                f"label {LABEL_EGRESS} has another schema version than {SCHEMA}",
+                f"label {LABEL_EGRESS} has schema {schema}, and this version reads {SCHEMA}",
                 "corral and its enforcer differ in version; run: corral install",
             )
         try:

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BRIDGE_PREFIX = "corral-"
+# Of a container on several networks, Docker takes the default route from the one whose name sorts first, byte
+# by byte. A sandbox that somebody connects to another network keeps its own, therefore: "0-" sorts before
+# letters and before all other digits.
+NETWORK_PREFIX = "0-corral-"
 BRIDGE = re.compile(r"corral-[0-9a-f]{8}")
 SANDBOX_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?-[0-9a-f]{8}")
 SESSION_ID = re.compile(r"[0-9a-f]{8}")
@@ -49,7 +53,7 @@ class Sandbox:
     @property
     def network(self) -> str:
         """Name of the Docker network."""
-        return BRIDGE_PREFIX + self.id
+        return NETWORK_PREFIX + self.id
 
     @property
     def image(self) -> str:

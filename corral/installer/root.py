@@ -1,9 +1,9 @@
 """The part of ``corral install`` that needs root. Stdlib only: it travels over stdin to the system's Python.
 
-Nothing it leaves behind executes, imports or reads a path that a non-root user can write.
+Nothing it leaves behind executes, imports or reads a path that a non-root user can write. It may be cut off
+anywhere: rules that stand go on standing, and the next installation brings everything to the same end.
 """
 
-# An older Python must get as far as the message about its age.
 from __future__ import annotations
 
 import base64
@@ -12,79 +12,48 @@ import io
 import json
 import os
 import pathlib
+import pwd
 import shutil
-import stat
-import subprocess
 import sys
 import tarfile
-from typing import Any, NoReturn
+from typing import Any
 
-UNITS = pathlib.Path("/etc/systemd/system")
-MODULES = pathlib.Path("/etc/modules-load.d/corral.conf")
-SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
+from corral.installer import common, netfilter
+from corral.installer.common import UNITS, Places, fail, only_root_writes
+from policy import versions
+
 TOOLS = ("nft", "iptables-nft", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-restore")
 
 
-class StopError(Exception):
-    """The installation cannot go on; nothing that runs has been changed."""
-
-
-def fail(message: str, fix: str) -> NoReturn:
-    raise StopError(json.dumps({"message": message, "hint": fix}))
-
-
-def run(*argv: str) -> str:
-    environ = {"PATH": ":".join(SEARCH), "LC_ALL": "C"}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
-    if done.returncode != 0:
-        fail(f"{' '.join(argv)} failed: {done.stderr.strip()}", "journalctl -xe")
-    return done.stdout
-
-
-def only_root_writes(path: pathlib.Path) -> pathlib.Path | None:
-    """Return the first part of a path that someone else than root could replace, or None."""
-    for part in (path, *path.parents):
-        found = os.lstat(part)
-        if stat.S_ISLNK(found.st_mode):
-            target = pathlib.Path(os.path.realpath(part))
-            if found.st_uid != 0:
-                return part
-            worse = only_root_writes(target)
-            if worse:
-                return worse
-            continue
-        if found.st_uid != 0 or (found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX):
-            return part
-    return None
-
-
-def check_host(directory: pathlib.Path, python: str) -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 (this is the system's Python, not the package's)
-        fail(
-            f"{python}, the system's Python, is {sys.version.split()[0]}; the netfilter writer runs on it "
-            "and needs 3.11 or newer",
-            "upgrade the system (Debian 12, Ubuntu 24.04); the Python of corral itself does not count",
-        )
-    missing = [tool for tool in TOOLS if not any(os.access(f"{d}/{tool}", os.X_OK) for d in SEARCH)]
+def check_host(directory: pathlib.Path, python: str, places: Places) -> None:
+    missing = [tool for tool in TOOLS if not any(os.access(f"{d}/{tool}", os.X_OK) for d in common.SEARCH)]
     if missing:
         fail(f"missing: {', '.join(missing)}", "install the packages iptables and nftables")
     try:
         grp.getgrnam("docker")
     except KeyError:
         fail("there is no group docker", "install Docker Engine first")
-    for path in (pathlib.Path(python), pathlib.Path("/etc/systemd/system")):
+    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    places.users.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for path in (pathlib.Path(python), places.units, directory.parent, places.users):
         weak = only_root_writes(path)
         if weak:
             fail(f"{weak} can be changed by others than root", f"chown root: {weak}; chmod go-w {weak}")
-    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    weak = only_root_writes(directory.parent)
-    if weak:
-        fail(f"{weak} can be changed by others than root", f"chown root: {weak}; chmod go-w {weak}")
 
 
-def unpack(archive: bytes, directory: pathlib.Path) -> None:
+def refuse_downgrade(payload: dict[str, Any], places: Places) -> None:
+    found = common.installed(places)
+    problem = versions.downgrade(versions.parse("corral", payload["manifest"]), found) if found else None
+    if problem:
+        fail(*problem)
+
+
+def unpack(archive: bytes, directory: pathlib.Path, run: common.Run) -> None:
     """Put the writer's code at ``directory`` in one rename; the files are root's."""
-    partial = directory.with_name(directory.name + ".new")
+    partial, aside = (
+        directory.with_name(directory.name + ".new"),
+        directory.with_name(directory.name + ".old"),
+    )
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o755)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
@@ -102,47 +71,69 @@ def unpack(archive: bytes, directory: pathlib.Path) -> None:
         if made.is_dir():
             made.chmod(0o755)
     # Compiled now: the writer runs as a user who could not write the cache.
-    run(sys.executable, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(partial))
+    compiling = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    run([sys.executable, "-I", *compiling, str(partial)], None)
+    # On the disk before any unit names it: a power cut must not leave a boot without rules.
+    os.sync()
+    shutil.rmtree(aside, ignore_errors=True)
     if directory.exists():
-        shutil.rmtree(directory)
+        # The same version again. What runs has its code in memory.
+        directory.rename(aside)
     partial.rename(directory)
 
 
 def write_root_file(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".corral-new")
-    partial.write_text(text)
+    partial = path.with_name(path.name + common.PARTIAL)
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.chmod(0o644)
     os.chown(partial, 0, 0)
     partial.rename(path)
 
 
-def install(payload: dict[str, Any]) -> None:
+def start_units(run: common.Run) -> None:
+    """Let the new code take over: rules first. The old writer would mend its own rules, and hold the table.
+
+    Until the new one is there its socket stays open: were this cut off here, the next request would start it.
+    """
+    run(["systemctl", "daemon-reload"], None)
+    run(["systemctl", "enable", *UNITS], None)
+    run(["systemctl", "stop", "corral-netfilter.service"], None)
+    try:
+        run(["systemctl", "restart", "corral-skeleton.service"], None)
+    finally:
+        # Whatever came of that: what stands needs somebody who mends it.
+        # Started anew, or it would go on with what its old unit said.
+        run(["systemctl", "restart", "corral-netfilter.socket"], None)
+        run(["systemctl", "restart", "corral-netfilter.service"], None)
+
+
+def install(
+    payload: dict[str, Any], places: Places | None = None, run: common.Run = common.run
+) -> dict[str, Any]:
+    places = Places() if places is None else places
     directory = pathlib.Path(payload["directory"])
     os.umask(0o022)
-    check_host(directory, payload["python"])
-    unpack(base64.b64decode(payload["archive"]), directory)
-    for name, text in payload["units"].items():
-        write_root_file(UNITS / name, text)
-    write_root_file(MODULES, payload["modules"])
-    run("systemctl", "daemon-reload")
-    run("systemctl", "enable", *payload["units"])
-    # The skeleton is loaded by the new version before the writer of the new version answers.
-    run("systemctl", "restart", "corral-skeleton.service")
-    run("systemctl", "start", "corral-netfilter.socket")
-    run("systemctl", "restart", "corral-netfilter.service")
-    for old in directory.parent.iterdir():
-        if old.is_dir() and old != directory:
-            shutil.rmtree(old)
+    with common.locked(places):
+        check_host(directory, payload["python"], places)
+        refuse_downgrade(payload, places)
+        if not places.before.exists():
+            write_root_file(places.before, json.dumps(netfilter.base_chains(run)) + "\n")
+        unpack(base64.b64decode(payload["archive"]), directory, run)
+        for name, text in payload["units"].items():
+            write_root_file(places.units / name, text)
+        write_root_file(places.modules, payload["modules"])
+        uid = int(payload["uid"])
+        write_root_file(places.users / str(uid), pwd.getpwuid(uid).pw_name + "\n")
+        start_units(run)
+        removed = [old.name for old in directory.parent.iterdir() if old.is_dir() and old != directory]
+        for name in removed:
+            shutil.rmtree(directory.parent / name)
+    return {"directory": str(directory), "removed": sorted(removed)}
 
 
 def main(payload: dict[str, Any]) -> int:
-    if os.geteuid() != 0:
-        print(json.dumps({"message": "this step needs root", "hint": "run it with sudo"}), file=sys.stderr)
-        return 1
-    try:
-        install(payload)
-    except StopError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return common.main(install, payload)

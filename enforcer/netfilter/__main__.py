@@ -1,4 +1,4 @@
-"""``corral-netfilter serve | skeleton | remove``: what the system units run.
+"""``corral-netfilter serve | skeleton``: what the system units run.
 
 Configuration is /etc/corral/netfilter.json, owned by root; a missing file means the defaults.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from enforcer.netfilter import claims as claiming
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.kernel import KernelError, RealKernel
+from enforcer.netfilter.nflog import Log
 from enforcer.netfilter.server import (
     NETLINK_NETFILTER,
     NFNLGRP_NFTABLES,
@@ -83,7 +84,11 @@ def _writer(path: Path | None) -> Writer:
             raise KernelError(f"the claims cannot be saved: {error}") from error
 
     claims = _read_claims(path)
-    return Writer(RealKernel(), skeleton, _version(), permitted, claims, save, claiming=path is not None)
+    kernel = RealKernel(hold=path is not None)
+    journal = Log(skeleton.nflog_group) if path is not None else None
+    return Writer(
+        kernel, skeleton, _version(), permitted, claims, save, claiming=path is not None, journal=journal
+    )
 
 
 def _notify(text: str) -> None:
@@ -103,6 +108,7 @@ def serve() -> int:
     rules = watch_socket(NETLINK_NETFILTER, NFNLGRP_NFTABLES)
     links = watch_socket(socket.NETLINK_ROUTE, RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR)
     writer.heal("the start")
+    writer.guard()
     writer.prune()
     server = Server(writer, socket.socket(fileno=LISTEN_FD), rules, links)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
@@ -122,16 +128,13 @@ def main(argv: list[str] | None = None) -> int:
             for problem in _writer(None).heal("the boot"):
                 log.warning("%s", problem.text)
             return 0
-        if words == ["remove"]:
-            RealKernel().remove(load_config(CONFIG)[0])
-            return 0
     except GiveUp as error:
         log.error("%s", error)
         return 1
     except (KernelError, ValueError, OSError) as error:
         log.error("%s", error)
         return 1
-    log.error("usage: corral-netfilter serve|skeleton|remove")
+    log.error("usage: corral-netfilter serve|skeleton")
     return 2
 
 

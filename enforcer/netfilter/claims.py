@@ -33,6 +33,10 @@ class Claim:
     subnet: IPv4Network
     gateway: IPv4Address
 
+    def covers(self, source: str) -> bool:
+        """Tell whether an address lies in the claimed subnet."""
+        return IPv4Address(source) in self.subnet
+
 
 Claims = Mapping[str, Claim]
 

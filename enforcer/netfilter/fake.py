@@ -13,15 +13,18 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.kernel import KernelError
 from enforcer.netfilter.model import Element, Entry
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
-from enforcer.netfilter.skeleton import DENIED, IFACE, TIMEOUT, Skeleton
+from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
+from enforcer.netfilter.refusals import Tally
+from enforcer.netfilter.skeleton import DENIED, IFACE, SEEN, TIMEOUT, Skeleton
 
 BUILTIN = {"filter": ("INPUT", "FORWARD", "OUTPUT"), "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")}
-BUILTIN_TARGETS = {"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQUERADE", "NFLOG"}
+BUILTIN_TARGETS = {"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQUERADE", "NFLOG", "SET"}
 
 Table = dict[str, list[str]]
 
@@ -43,8 +46,10 @@ class FakeKernel:
         self.bridge_filter: tuple[int | None, int | None] = (1, 1)
         self.bridge_filter_stuck = False
         self.interfaces: list[Link] = []
+        self.attached: dict[int, Port] = {}
         self.addresses: frozenset[str] = frozenset({"127.0.0.1"})
         self.flows: set[Element] = set()
+        self.counted: list[Tally] = []
         self.fail_at: int | None = None
         self.calls = 0
 
@@ -62,6 +67,23 @@ class FakeKernel:
         """See Kernel."""
         self._call()
         return self.addresses | {str(a.ip) for link in self.interfaces for a in link.addresses}
+
+    def ports(self) -> tuple[Port, ...]:
+        """See Kernel."""
+        self._call()
+        return tuple(self.attached.values())
+
+    def set_ports(self, fixes: Iterable[Fix]) -> None:
+        """See Kernel."""
+        self._call()
+        for fix in fixes:
+            port = self.attached.get(fix.port.index)
+            if port is None:
+                continue
+            if fix.act == ISOLATE:
+                self.attached[port.index] = replace(port, isolated=port.bridge is not None)
+            else:
+                self.attached[port.index] = replace(port, up=fix.act != DOWN)
 
     def observe(self) -> Observed:
         """Return a snapshot of everything."""
@@ -161,7 +183,7 @@ class FakeKernel:
         for flag, value in itertools.pairwise(words):
             if flag == "-j" and value not in table and value not in BUILTIN_TARGETS:
                 raise KernelError(f"chain {value} does not exist", text)
-            if flag == "--match-set" and value not in self.observe().sets:
+            if flag in ("--match-set", "--add-set") and value not in self.observe().sets:
                 raise KernelError(f"set {value} does not exist", text)
 
     def remove(self, skeleton: Skeleton) -> None:
@@ -212,6 +234,19 @@ class FakeKernel:
             raise KernelError(f"set {DENIED} does not exist")
         return dict(self.sources)
 
+    def tallies(self) -> list[Tally]:
+        """See Kernel."""
+        self._call()
+        if SEEN not in self.sets:
+            raise KernelError(f"set {SEEN} does not exist")
+        return list(self.counted)
+
+    def forget_tallies(self, gone: Iterable[Tally]) -> None:
+        """See Kernel."""
+        self._call()
+        dropped = set(gone)
+        self.counted = [tally for tally in self.counted if tally not in dropped]
+
     def watch(self, sources: Iterable[str], forget: Iterable[str]) -> None:
         """See Kernel."""
         if self.sources is None:
@@ -221,12 +256,10 @@ class FakeKernel:
         for source in forget:
             self.sources.pop(source, None)
 
-    def forget_flows(self, elements: Iterable[Element]) -> int:
+    def forget_flows(self, elements: Iterable[Element]) -> None:
         """See Kernel."""
         self._call()
-        gone = self.flows & set(elements)
-        self.flows -= gone
-        return len(gone)
+        self.flows -= set(elements)
 
 
 def _elements(script: str, name: str) -> str:

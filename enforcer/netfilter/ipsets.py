@@ -11,10 +11,12 @@ from pyroute2.ipset import IPSet, PortEntry
 from pyroute2.netlink.exceptions import IPSetError
 
 from enforcer.netfilter.model import PROTOCOLS, Element, Entry
-from enforcer.netfilter.skeleton import MAXELEM, TIMEOUT
+from enforcer.netfilter.refusals import Tally
+from enforcer.netfilter.skeleton import MAXELEM, SEEN, SEEN_MAX, TIMEOUT
 
 NUMBERS = {number: name for name, number in PROTOCOLS.items()}
 NOT_ADDED = 4103  # IPSET_ERR_EXIST in a delete
+HASH_FULL = 4352  # IPSET_ERR_HASH_FULL
 
 
 class SetError(Exception):
@@ -38,7 +40,7 @@ class Sets:
                 name,
                 stype=kind,
                 family=socket.AF_INET,
-                maxelem=MAXELEM,
+                maxelem=SEEN_MAX if name == SEEN else MAXELEM,
                 timeout=TIMEOUT,
                 counters=True,
                 comment=True,
@@ -101,6 +103,20 @@ class Sets:
             for row in self._rows(name)
         }
 
+    def tallies(self, name: str) -> list[Tally]:
+        """Return the content of a hash:ip,port,ip set whose elements the kernel added itself."""
+        return [
+            Tally(
+                row.get_attr("IPSET_ATTR_IP_FROM").get_attr("IPSET_ATTR_IPADDR_IPV4"),
+                int(row.get_attr("IPSET_ATTR_PROTO") or 0),
+                int(row.get_attr("IPSET_ATTR_PORT_FROM") or 0),
+                row.get_attr("IPSET_ATTR_IP2").get_attr("IPSET_ATTR_IPADDR_IPV4"),
+                int(row.get_attr("IPSET_ATTR_PACKETS") or 0),
+                int(row.get_attr("IPSET_ATTR_TIMEOUT") or 0),
+            )
+            for row in self._rows(name)
+        ]
+
     def put(self, name: str, elements: Mapping[Element, str]) -> None:
         """Add or renew elements; counters of existing ones are kept.
 
@@ -117,17 +133,27 @@ class Sets:
                     exclusive=False,
                 )
         except IPSetError as error:
-            raise SetError(f"add to {name}: {error}") from error
+            reason = "the set is full" if error.code == HASH_FULL else str(error)
+            raise SetError(f"add to {name}: {reason}") from error
+
+    def drop_tallies(self, name: str, gone: Iterable[Tally]) -> None:
+        """Delete elements that the kernel added itself; one that is not there is fine."""
+        for tally in gone:
+            self._drop(name, (tally.src, PortEntry(tally.port, protocol=tally.proto), tally.dst))
 
     def drop(self, name: str, elements: Iterable[Element]) -> None:
         """Delete elements; one that is not there is fine."""
         for element in elements:
-            entry = (element.src, PortEntry(element.port, protocol=PROTOCOLS[element.proto]), element.dst)
-            try:
-                self._socket.delete(name, entry, etype="ip,port,ip")
-            except IPSetError as error:
-                if error.code not in (NOT_ADDED, errno.ENOENT):
-                    raise SetError(f"delete from {name}: {error}") from error
+            self._drop(
+                name, (element.src, PortEntry(element.port, protocol=PROTOCOLS[element.proto]), element.dst)
+            )
+
+    def _drop(self, name: str, entry: tuple[Any, ...]) -> None:
+        try:
+            self._socket.delete(name, entry, etype="ip,port,ip")
+        except IPSetError as error:
+            if error.code not in (NOT_ADDED, errno.ENOENT):
+                raise SetError(f"delete from {name}: {error}") from error
 
     def put_source(self, name: str, source: str) -> None:
         """Add or renew one address of a hash:ip set."""

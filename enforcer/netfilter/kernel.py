@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +16,16 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from enforcer.netfilter import process
+from enforcer.netfilter import process, rtnl
 from enforcer.netfilter.claims import Link
+from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
 from enforcer.netfilter.ipsets import SetError, Sets
 from enforcer.netfilter.model import PROTOCOLS, Element, Entry
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Wanted, parse_save, plan, removal
+from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.process import Run, ToolError
-from enforcer.netfilter.skeleton import DENIED, IFACE, TABLE, Skeleton
+from enforcer.netfilter.refusals import Tally
+from enforcer.netfilter.skeleton import DENIED, IFACE, SEEN, TABLE, Skeleton
 
 log = logging.getLogger("corral.netfilter")
 
@@ -46,6 +50,12 @@ class Kernel(Protocol):
     def host_addresses(self) -> frozenset[str]:
         """Return every IPv4 address of this host."""
 
+    def ports(self) -> tuple[Port, ...]:
+        """Return the links that are a bridge's port or whose other end is in another namespace."""
+
+    def set_ports(self, fixes: Iterable[Fix]) -> None:
+        """Isolate ports, put links down or up; one that is gone by now is fine."""
+
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """Return what differs from the skeleton; see ``plan.plan`` for ``wanted``."""
 
@@ -67,24 +77,41 @@ class Kernel(Protocol):
     def denied(self) -> dict[str, int]:
         """Return how many packets of each watched source were denied."""
 
+    def tallies(self) -> list[Tally]:
+        """Return what was denied, by destination, as counted since each was logged last."""
+
+    def forget_tallies(self, gone: Iterable[Tally]) -> None:
+        """Delete such counts."""
+
     def watch(self, sources: Iterable[str], forget: Iterable[str]) -> None:
         """Count denied packets of ``sources`` from now on, and of ``forget`` no more."""
 
-    def forget_flows(self, elements: Iterable[Element]) -> int:
-        """Delete the conntrack entries of withdrawn elements; returns how many."""
+    def forget_flows(self, elements: Iterable[Element]) -> None:
+        """Delete the conntrack entries of withdrawn elements."""
 
 
 class RealKernel:
-    """netfilter of the network namespace the process lives in."""
+    """netfilter of the network namespace the process lives in.
 
-    def __init__(self, run: Run = process.run, bridge_filter: Path = BRIDGE_FILTER) -> None:
+    With ``hold`` it keeps our nft table to itself, so that a flush by others passes it over.
+    """
+
+    def __init__(
+        self, run: Run = process.run, bridge_filter: Path = BRIDGE_FILTER, hold: bool = False
+    ) -> None:
         self._run = run
+        self._holding = hold
+        self._can_hold = False
+        self._hold = TableHold(TABLE)
         self._bridge_filter = bridge_filter
         self._sets = Sets()
+        self._rtnl = rtnl.Links()
 
     def close(self) -> None:
         """Close netlink sockets."""
         self._sets.close()
+        self._rtnl.close()
+        self._hold.release()
 
     def _exec(self, *argv: str, stdin: str | None = None) -> str:
         try:
@@ -99,6 +126,26 @@ class RealKernel:
     def host_addresses(self) -> frozenset[str]:
         """See Kernel."""
         return frozenset(str(address.ip) for link in self._links() for address in link.addresses)
+
+    def ports(self) -> tuple[Port, ...]:
+        """See Kernel."""
+        try:
+            return self._rtnl.ports()
+        except OSError as error:
+            raise KernelError(f"reading interfaces: {error}") from error
+
+    def set_ports(self, fixes: Iterable[Fix]) -> None:
+        """See Kernel."""
+        for fix in fixes:
+            try:
+                if fix.act == ISOLATE:
+                    self._rtnl.isolate(fix.port.index)
+                else:
+                    self._rtnl.set_up(fix.port.index, fix.act != DOWN)
+            except OSError as error:
+                # Its container may be gone by now, or it left the bridge: the next look tells.
+                if not rtnl.gone(error):
+                    raise KernelError(f"changing {fix.port.name}: {error}") from error
 
     def _links(self) -> list[Link]:
         try:
@@ -120,7 +167,7 @@ class RealKernel:
             kinds = {name: self._sets.kind(name) for name in SET_TYPES}
         except SetError as error:
             raise KernelError(str(error)) from error
-        backstop, gateways, owners = self._backstop()
+        backstop, gateways, owners, hold = self._backstop()
         return Observed(
             tables={
                 (4, "filter"): parse_save(self._exec("iptables-nft", "-S")),
@@ -132,6 +179,7 @@ class RealKernel:
             owners=owners,
             sets={name: kind for name, kind in kinds.items() if kind is not None},
             bridge_filter=(self._read_filter("iptables"), self._read_filter("ip6tables")),
+            hold=hold,
         )
 
     def _read_filter(self, name: str) -> int | None:
@@ -142,19 +190,23 @@ class RealKernel:
 
     def _backstop(
         self,
-    ) -> tuple[dict[str, tuple[str, ...]] | None, frozenset[str], frozenset[tuple[str, int]]]:
+    ) -> tuple[dict[str, tuple[str, ...]] | None, frozenset[str], frozenset[tuple[str, int]], str]:
         # Listing all tables first tells a missing table from a failing tool without reading messages.
         tables = json.loads(self._exec("nft", "-j", "list", "tables"))["nftables"]
         if not any(
             row.get("table", {}).get("name") == TABLE and row["table"]["family"] == "inet" for row in tables
         ):
-            return None, frozenset(), frozenset()
+            return None, frozenset(), frozenset(), self._how_held(())
         rows = json.loads(self._exec("nft", "-j", "list", "table", "inet", TABLE))["nftables"]
         chains: dict[str, list[str]] = {}
         gateways: frozenset[str] = frozenset()
         owners: frozenset[tuple[str, int]] = frozenset()
+        hold = NO
         for row in rows:
-            if "chain" in row:
+            if "table" in row:
+                flags = row["table"].get("flags", ())
+                hold = self._how_held((flags,) if isinstance(flags, str) else flags)
+            elif "chain" in row:
                 chain = row["chain"]
                 priority = chain.get("prio")
                 chains[chain["name"]] = [f"{chain.get('hook')} {PRIORITIES.get(priority, priority)}"]
@@ -166,7 +218,18 @@ class RealKernel:
                     gateways = frozenset(elements)
                 elif row["set"]["name"] == "owners":
                     owners = frozenset((e["concat"][0], _uid(e["concat"][1])) for e in elements)
-        return {name: tuple(parts) for name, parts in chains.items()}, gateways, owners
+        return {name: tuple(parts) for name, parts in chains.items()}, gateways, owners, hold
+
+    def _how_held(self, flags: Iterable[str]) -> str:
+        if "persist" in flags:
+            self._can_hold = True
+            return HELD if self._hold.held or not self._holding else FREE
+        if not self._can_hold:
+            # Asked again each time: nft may have failed for a reason that passes.
+            with contextlib.suppress(KernelError):
+                self._exec("nft", "-c", "-f", "-", stdin=PROBE)
+                self._can_hold = True
+        return PLAIN if self._can_hold else NO
 
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """See Kernel."""
@@ -180,7 +243,9 @@ class RealKernel:
         """See Kernel."""
         for step in todo.steps:
             if step.kind == "nft":
-                self._exec("nft", "-f", "-", stdin=step.text)
+                self._nft(step.text)
+            elif step.kind == "hold":
+                self._take()
             elif step.kind == "sets":
                 self._create(step.text)
             elif step.kind == "iptables":
@@ -191,6 +256,22 @@ class RealKernel:
                     self._exec("iptables-nft", "-w", "-N", step.text)
             elif step.kind == "sysctl":
                 self._enable_filter(step.text)
+
+    def _nft(self, script: str) -> None:
+        # A program of its own cannot change a table that this process holds.
+        self._hold.release()
+        try:
+            self._exec("nft", "-f", "-", stdin=script)
+        finally:
+            if self._holding and self._can_hold:
+                self._take()
+
+    def _take(self) -> None:
+        try:
+            self._hold.take()
+        except OSError as error:
+            # The rules stand; only a flush of all of them would now take ours along until they are mended.
+            log.error("table inet %s cannot be held: %s", TABLE, error)
 
     def _create(self, name: str) -> None:
         try:
@@ -220,6 +301,7 @@ class RealKernel:
                 except SetError as error:
                     raise KernelError(str(error)) from error
             else:
+                self._hold.release()
                 self._exec("nft", "-f", "-", stdin=step.text)
 
     def entries(self, name: str) -> dict[Element, Entry]:
@@ -244,6 +326,20 @@ class RealKernel:
         except SetError as error:
             raise KernelError(str(error)) from error
 
+    def tallies(self) -> list[Tally]:
+        """See Kernel."""
+        try:
+            return self._sets.tallies(SEEN)
+        except SetError as error:
+            raise KernelError(str(error)) from error
+
+    def forget_tallies(self, gone: Iterable[Tally]) -> None:
+        """See Kernel."""
+        try:
+            self._sets.drop_tallies(SEEN, gone)
+        except SetError as error:
+            raise KernelError(str(error)) from error
+
     def watch(self, sources: Iterable[str], forget: Iterable[str]) -> None:
         """See Kernel."""
         try:
@@ -254,25 +350,23 @@ class RealKernel:
         except SetError as error:
             raise KernelError(str(error)) from error
 
-    def forget_flows(self, elements: Iterable[Element]) -> int:
+    def forget_flows(self, elements: Iterable[Element]) -> None:
         """See Kernel."""
         gone = {(e.src, PROTOCOLS[e.proto], e.port, e.dst) for e in elements}
         if not gone:
-            return 0
-        count = 0
+            return
         try:
             with contextlib.closing(NFCTSocket()) as conntrack:
-                for flow in list(conntrack.dump()):
-                    original = _tuple(flow)
-                    if original is None or _key(original) not in gone:
-                        continue
-                    # A flow that ended by itself in between is as good as deleted.
-                    with contextlib.suppress(NetlinkError):
-                        conntrack.entry("del", tuple_orig=original)
-                        count += 1
+                try:
+                    for key in sorted(gone):
+                        _delete_flows(conntrack, key)
+                except NetlinkError as error:
+                    if error.code != errno.EINVAL:
+                        raise
+                    # Before Linux 6.8 the kernel deletes by complete tuples only.
+                    _delete_one_by_one(conntrack, gone)
         except (NetlinkError, OSError) as error:
             raise KernelError(f"deleting conntrack entries: {error}") from error
-        return count
 
 
 def _uid(value: Any) -> int:
@@ -282,6 +376,25 @@ def _uid(value: Any) -> int:
     import pwd
 
     return pwd.getpwnam(str(value)).pw_uid
+
+
+def _delete_flows(conntrack: NFCTSocket, key: tuple[str, int, int, str]) -> None:
+    source, proto, port, destination = key
+    flows = NFCTAttrTuple(saddr=source, daddr=destination, proto=proto, dport=port)
+    flows.attrs()  # fills in the flags
+    only = {"attrs": [["CTA_FILTER_ORIG_FLAGS", flows.flags]]}
+    conntrack.entry("del", tuple_orig=flows, cta_filter=only)
+
+
+def _delete_one_by_one(conntrack: NFCTSocket, gone: Collection[tuple[str, int, int, str]]) -> None:
+    # The kernel picks the flows of one source, few against the whole table, before they are parsed.
+    for source in sorted({key[0] for key in gone}):
+        for flow in list(conntrack.dump(tuple_orig=NFCTAttrTuple(saddr=source))):
+            original = _tuple(flow)
+            if original is not None and _key(original) in gone:
+                # A flow that ended by itself in between is as good as deleted.
+                with contextlib.suppress(NetlinkError):
+                    conntrack.entry("del", tuple_orig=original)
 
 
 def _key(flow: NFCTAttrTuple) -> tuple[str, int, int, str]:

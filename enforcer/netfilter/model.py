@@ -21,6 +21,7 @@ MAX_REQUEST = 8 << 20  # bytes
 MAX_SANDBOXES = 1024
 MAX_PER_SOURCE = 1024
 MAX_ELEMENTS = 65536
+MAX_SOURCES = 16384
 
 # What no element may ever lead to, whoever asks. Documentation ranges are absent on purpose: they lead
 # nowhere, and a lab lives in them.
@@ -87,6 +88,16 @@ class SandboxRequest:
     bridge: str
     subnet: IPv4Network
     gateway: IPv4Address
+
+
+@dataclass(frozen=True)
+class DeniedRequest:
+    """What a caller has of the records of one life of the writer, and whose packets it wants counted."""
+
+    epoch: str
+    after: int
+    sources: frozenset[str]
+    tallies: bool
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,24 @@ def parse_apply(body: dict[str, Any]) -> ApplyRequest:
     if len({box.bridge for box in sandboxes}) != len(sandboxes):
         raise Refused("a bridge is named twice")
     return ApplyRequest(sandboxes, parse_elements(body["pins"], "pins"), parse_elements(body["host"], "host"))
+
+
+def parse_denied(body: dict[str, Any]) -> DeniedRequest:
+    """Validate the body of a ``denied`` request.
+
+    Raises:
+        Refused: any field has another type, shape or range than expected, or is unknown.
+    """
+    if set(body) != {"v", "op", "epoch", "after", "sources", "tallies"}:
+        raise Refused("denied takes exactly epoch, after, sources and tallies")
+    epoch, after, sources, tallies = (body[key] for key in ("epoch", "after", "sources", "tallies"))
+    if not isinstance(epoch, str) or isinstance(after, bool) or not isinstance(after, int) or after < 0:
+        raise Refused("denied: epoch is a string and after a number")
+    if not isinstance(tallies, bool):
+        raise Refused("denied: tallies is true or false")
+    if not isinstance(sources, list) or len(sources) > MAX_SOURCES:
+        raise Refused(f"denied: sources must be a list of at most {MAX_SOURCES}")
+    return DeniedRequest(epoch, after, frozenset(str(_address(src, "source")) for src in sources), tallies)
 
 
 def refuse_destination(element: Element, permitted: Iterable[IPv4Network]) -> str | None:

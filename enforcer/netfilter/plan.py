@@ -10,9 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enforcer.netfilter.skeleton import COMMENT, DENIED, DOCKER_USER, HOST, PINS, TABLE, Hook, Rule, Skeleton
+from enforcer.netfilter.hold import FREE, NO, PLAIN
+from enforcer.netfilter.skeleton import (
+    COMMENT,
+    DENIED,
+    DOCKER_USER,
+    HOST,
+    PINS,
+    SEEN,
+    TABLE,
+    Hook,
+    Rule,
+    Skeleton,
+)
 
-SET_TYPES = {PINS: "hash:ip,port,ip", HOST: "hash:ip,port,ip", DENIED: "hash:ip"}
+SET_TYPES = {
+    PINS: "hash:ip,port,ip",
+    HOST: "hash:ip,port,ip",
+    DENIED: "hash:ip",
+    SEEN: "hash:ip,port,ip",
+}
 
 Lines = Mapping[str, list[str]]
 
@@ -28,6 +45,7 @@ class Observed:
     without rules is an empty list, a missing chain is absent. ``backstop`` maps the chains of our nft table
     to their hook line and tags, None when there is no table. ``sets`` maps our set names to their types.
     ``bridge_filter`` is bridge-nf-call-iptables and -ip6tables, None where the file does not exist.
+    ``hold`` is how our nft table is protected from a flush by others; see ``hold.py``.
     """
 
     tables: Mapping[tuple[int, str], Lines]
@@ -36,14 +54,16 @@ class Observed:
     owners: frozenset[tuple[str, int]] = frozenset()
     sets: Mapping[str, str] = field(default_factory=dict)
     bridge_filter: tuple[int | None, int | None] = (1, 1)
+    hold: str = NO
 
 
 @dataclass(frozen=True)
 class Problem:
     """One difference between the skeleton and the kernel.
 
-    ``part`` is jump, chains, input, nat, ipv6, backstop, sets, bridge-filter or hook; the last one (Docker's
-    FORWARD chain does not lead through DOCKER-USER first) is for Docker to mend; the backstop holds.
+    ``part`` is jump, chains, input, nat, ipv6, backstop, claims, hold, sets, bridge-filter, port or hook; the
+    last one (Docker's FORWARD chain does not lead through DOCKER-USER first) is Docker's to mend; the
+    backstop holds.
     """
 
     part: str
@@ -102,13 +122,18 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
         chain.name: (f"{chain.hook} {chain.priority}", *(rule.tag for rule in chain.rules))
         for chain in skeleton.backstop
     }
-    if seen.backstop is None or dict(seen.backstop) != expected:
+    if seen.backstop is None or dict(seen.backstop) != expected or seen.hold == PLAIN:
         what = "is missing" if seen.backstop is None else "differs"
         problems.append(Problem("backstop", f"table inet {TABLE} {what}"))
-        steps.append(Step("nft", skeleton.nft_script(gateways, owners), part="backstop"))
+        script = skeleton.nft_script(gateways, owners, holdable=seen.hold != NO)
+        steps.append(Step("nft", script, part="backstop"))
     elif (seen.gateways, seen.owners) != (gateways, owners):
         problems.append(Problem("claims", f"the sets of table inet {TABLE} differ"))
         steps.append(Step("nft", _fill(gateways, owners), part="claims"))
+    if seen.hold == FREE:
+        # Whether taking it worked, only the next look tells: it is never reported as mended.
+        problems.append(Problem("hold", f"table inet {TABLE} is not held", healable=False))
+        steps.append(Step("hold", TABLE, part="hold"))
 
     for name, kind in SET_TYPES.items():
         have = seen.sets.get(name)

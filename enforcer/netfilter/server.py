@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from enforcer.netfilter.kernel import KernelError
 from enforcer.netfilter.model import MAX_REQUEST
+from enforcer.netfilter.schemas import SCHEMAS
 from enforcer.netfilter.writer import Writer
 
 log = logging.getLogger("corral.netfilter")
@@ -27,6 +28,8 @@ CLIENTS_PER_UID = 16
 DEADLINE = 10.0  # seconds for a whole request, and for a whole answer
 SETTLE = 0.02  # a burst of kernel notifications is one audit
 AUDIT_EVERY = 30.0
+# A link on its way into a container is announced when it leaves, not when it arrives: intervals that double.
+GUARD_FIRST, GUARD_LAST = 0.001, 0.032
 FILTER_EVERY = 1.0  # no notification tells that bridge filtering was switched off
 
 NETLINK_NETFILTER, NFNLGRP_NFTABLES, RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR = 12, 7, 1, 5
@@ -78,6 +81,8 @@ class Server:
         self._links = links
         self._dirty: float | None = None
         self._prune_at: float | None = None
+        self._guard_at: float | None = None
+        self._guard_wait = 0.0
         self._next_audit = clock() + AUDIT_EVERY
         self._next_filter = clock() + FILTER_EVERY
         self._running = True
@@ -85,6 +90,7 @@ class Server:
         self._selector.register(listener, selectors.EVENT_READ)
         for watch in (rules, links):
             self._selector.register(watch, selectors.EVENT_READ)
+        self._listen()
 
     def stop(self) -> None:
         """End ``serve`` after the current turn."""
@@ -112,6 +118,8 @@ class Server:
             else:
                 self._drain(sock)
         now = self._clock()
+        if self._guard_at is not None and now >= self._guard_at:
+            self._guard(2 * self._guard_wait)
         for sock, client in list(self._clients.items()):
             if client.deadline < now:
                 self._close(sock)
@@ -124,6 +132,22 @@ class Server:
         elif self._prune_at is not None and now >= self._prune_at:
             self._prune()
 
+    def _hear(self, sock: socket.socket) -> None:
+        self.writer.hear()
+        if self.writer.journal is None or self.writer.journal.sock is not sock:
+            self._selector.unregister(sock)
+
+    def _listen(self) -> None:
+        """Open the log of refused packets, which is tried again with each audit; all else does without it."""
+        journal = self.writer.journal
+        if journal is None or journal.sock is not None:
+            return
+        before = journal.problem
+        if journal.open() and journal.sock is not None:
+            self._selector.register(journal.sock, selectors.EVENT_READ)
+        elif journal.problem != before:
+            log.warning("%s", journal.problem)
+
     def _wait(self) -> float:
         now = self._clock()
         moments = [
@@ -131,10 +155,13 @@ class Server:
             self._next_filter,
             *(client.deadline for client in self._clients.values()),
         ]
-        moments += [moment for moment in (self._dirty, self._prune_at) if moment is not None]
+        moments += [moment for moment in (self._dirty, self._prune_at, self._guard_at) if moment is not None]
         return max(0.0, min(moments) - now)
 
     def _drain(self, sock: socket.socket) -> None:
+        if self.writer.journal is not None and sock is self.writer.journal.sock:
+            self._hear(sock)
+            return
         # What changed does not matter, everything is read again; ENOBUFS says the same.
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -145,6 +172,7 @@ class Server:
                 except OSError:
                     break
         if sock is self._links:
+            self._guard(GUARD_FIRST)
             self._prune_at = self._prune_at or self._clock() + SETTLE
         else:
             self._dirty = self._dirty or self._clock() + SETTLE
@@ -152,9 +180,20 @@ class Server:
     def _audit(self, why: str) -> None:
         self._dirty = None
         self._next_audit = self._clock() + AUDIT_EVERY
+        self._listen()
         self.writer.mend(why)
         self._look_again()
+        self._guard()
         self._prune()
+
+    def _guard(self, again: float = 0.0) -> None:
+        self._guard_wait = again if again <= GUARD_LAST else 0.0
+        self._guard_at = self._clock() + self._guard_wait if self._guard_wait else None
+        try:
+            self.writer.guard()
+        except KernelError as error:
+            log.error("%s", error)
+            self._next_audit = min(self._next_audit, self._clock() + 1.0)
 
     def _look_again(self) -> None:
         # While somebody else keeps changing the rules, requests are served in between.
@@ -220,5 +259,6 @@ class Server:
                 body = json.loads(line)
             except (ValueError, RecursionError):
                 body = None
-            client.to_send += json.dumps(self.writer.handle(client.uid, body)).encode() + b"\n"
+            answer = {**self.writer.handle(client.uid, body), "schemas": SCHEMAS}
+            client.to_send += json.dumps(answer).encode() + b"\n"
         self._look_again()

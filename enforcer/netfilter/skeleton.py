@@ -12,19 +12,26 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from enforcer.netfilter.hold import FLAGS
+
 IFACE = "corral-"
 TABLE = "corral"
 
 PINS = "corral-pins"
 HOST = "corral-host"
 DENIED = "corral-denied"
+SEEN = "corral-seen"
 
 OUT, IN, PASS, INPUT, DENY = "CORRAL-OUT", "CORRAL-IN", "CORRAL-PASS", "CORRAL-HOST", "CORRAL-DENY"
 DENY6 = "CORRAL-DENY6"
+LOG = "CORRAL-LOG"
 DOCKER_USER = "DOCKER-USER"
 
 TIMEOUT = 3600  # seconds an element lives without renewal: a dead service decays to closed
 MAXELEM = 1048576  # the default of 65,536 is reached
+NEW_PER_SECOND = 100  # new flows of one source, after a burst of flows_per_source
+SEEN_FOR = 60  # seconds a destination is counted instead of logged
+SEEN_MAX = 65536  # with that many, what comes on top is logged at the limited rate and not counted
 
 COMMENT = re.compile(r"\bcorral:[0-9a-f]{12}\b")
 
@@ -80,7 +87,7 @@ class Skeleton:
     """All rules for a configuration.
 
     ``mark`` is one bit of the packet mark that no foreign rule uses; ``nflog_group`` receives denied packets;
-    ``flows_per_source`` bounds the conntrack entries one container can hold.
+    ``flows_per_source`` bounds the connections one container can have open at a time.
     """
 
     mark: int = 0x1000
@@ -109,15 +116,32 @@ class Skeleton:
                     ("", "-j ACCEPT"),
                 ],
             ),
+            LOG: _rules(
+                LOG,
+                [
+                    ("", f"-j NFLOG --nflog-group {self.nflog_group} --nflog-prefix corral-denied"),
+                    ("", f"-j SET --add-set {SEEN} src,dst,dst --timeout {SEEN_FOR}"),
+                ],
+            ),
             DENY: _rules(
                 DENY,
                 [
                     # No target: the match alone counts what this container was denied.
                     (f"-m set --match-set {DENIED} src", ""),
+                    # A destination that was logged is only counted for a while: a flood to one address must
+                    # not use up the rate at which this container's other attempts are logged.
                     (
+                        f"-m set ! --match-set {SEEN} src,dst,dst "
                         f"-m hashlimit --hashlimit-name corral-log {per_source} "
                         "--hashlimit-upto 20/sec --hashlimit-burst 50",
-                        f"-j NFLOG --nflog-group {self.nflog_group} --nflog-prefix corral-denied",
+                        f"-j {LOG}",
+                    ),
+                    # The kernel sends a reset about a rewritten address straight to the bridge's port, under
+                    # an address nobody asked; an ICMP error is written back like any reply.
+                    (
+                        f"-m conntrack --ctstate DNAT -m hashlimit --hashlimit-name corral-rej {per_source} "
+                        "--hashlimit-upto 500/sec --hashlimit-burst 500",
+                        "-j REJECT --reject-with icmp-admin-prohibited",
                     ),
                     (
                         f"-p tcp -m hashlimit --hashlimit-name corral-rst {per_source} "
@@ -138,6 +162,12 @@ class Skeleton:
                     # A port that another container publishes is not a way around the set.
                     ("-m conntrack --ctstate DNAT", f"-j {DENY}"),
                     (too_many, f"-j {DENY}"),
+                    # Connections that ended are not counted above, and stay in the table for two minutes.
+                    (
+                        f"-m conntrack --ctstate NEW -m hashlimit --hashlimit-name corral-new {per_source} "
+                        f"--hashlimit-above {NEW_PER_SECOND}/sec --hashlimit-burst {self.flows_per_source}",
+                        f"-j {DENY}",
+                    ),
                     # No shortcut for established flows: each packet must match the set, so withdrawing an
                     # element cuts the flow, and a flow older than the rules does not live on.
                     (f"-m set --match-set {PINS} src,dst,dst", f"-j {PASS}"),
@@ -246,9 +276,17 @@ class Skeleton:
             ),
         )
 
-    def nft_script(self, gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> str:
-        """Return one nft transaction that replaces our table and keeps the elements of its two sets."""
-        lines = [f"table inet {TABLE} {{ }}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
+    def nft_script(
+        self, gateways: frozenset[str], owners: frozenset[tuple[str, int]], holdable: bool = False
+    ) -> str:
+        """Return one nft transaction that replaces our table and keeps the elements of its two sets.
+
+        ``holdable``: the writer can hold the new table (see ``hold.py``), kernel and nft know how.
+        """
+        if holdable:
+            lines = [f"destroy table inet {TABLE}", f"table inet {TABLE} {{", f"  {FLAGS}"]
+        else:
+            lines = [f"table inet {TABLE} {{ }}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
         lines += _nft_set("gateways", "type ipv4_addr", sorted(gateways))
         lines += _nft_set(
             "owners", "typeof meta oifname . meta skuid", [f'"{i}" . {u}' for i, u in sorted(owners)]

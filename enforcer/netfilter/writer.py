@@ -7,6 +7,7 @@ answer is always what was read back.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,12 +20,17 @@ from enforcer.netfilter.kernel import Kernel, KernelError
 from enforcer.netfilter.model import (
     PROTOCOL_VERSION,
     ApplyRequest,
+    DeniedRequest,
     Element,
     Entry,
     Refused,
     parse_apply,
+    parse_denied,
 )
+from enforcer.netfilter.nflog import Log
 from enforcer.netfilter.plan import Plan, Problem
+from enforcer.netfilter.ports import ISOLATE, judge
+from enforcer.netfilter.refusals import Refusals
 from enforcer.netfilter.skeleton import HOST, PINS, TIMEOUT, Skeleton
 
 log = logging.getLogger("corral.netfilter")
@@ -43,7 +49,8 @@ class Writer:
     """State of the writer: claims, and how the skeleton fared.
 
     ``claiming`` is off for the boot-time run, which leaves the sets of a running writer alone. ``save``
-    receives the claims whenever they change. ``sleep`` and ``clock`` take and return seconds.
+    receives the claims whenever they change. ``sleep`` and ``clock`` take and return seconds, ``wall`` is the
+    time of day. ``journal`` is where refused packets are read from, if at all.
     """
 
     kernel: Kernel
@@ -55,12 +62,18 @@ class Writer:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     claiming: bool = True
+    journal: Log | None = None
+    wall: Callable[[], float] = time.time
+    refusals: Refusals = field(default_factory=lambda: Refusals(os.urandom(8).hex()))
     heals: int = 0
     unsettled: int = 0
     _unsettled_since: float = 0.0
     _mended: list[str] = field(default_factory=list)
     _failure: str = ""
     _sent: str = ""
+    _isolated: set[int] = field(default_factory=set)
+    _asked: dict[tuple[str, int], frozenset[Element]] = field(default_factory=dict)
+    _counted: dict[int, tuple[frozenset[str], float]] = field(default_factory=dict)
 
     def _gateways(self) -> frozenset[str]:
         return frozenset(str(claim.gateway) for claim in self.claims.values())
@@ -98,7 +111,7 @@ class Writer:
         try:
             todo = self.look()
             # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
-            if not todo.steps or (self.unsettled and all(step.kind == "sysctl" for step in todo.steps)):
+            if not todo.steps or (self.unsettled and all(s.kind in ("sysctl", "hold") for s in todo.steps)):
                 self._settled(why)
                 return todo.problems
             if not tries:
@@ -110,6 +123,8 @@ class Writer:
             self._mended += [problem.text for problem in todo.problems if problem.healable]
             return self.audit().problems
         except KernelError as error:
+            if not tries:
+                self._unsettled_since = self.clock()
             self.unsettled = tries + 1
             self._failure, self._sent = str(error), error.sent or self._sent
             log.error("mending the rules failed (try %d): %s", self.unsettled, error)
@@ -139,18 +154,58 @@ class Writer:
             problems = self.mend(why)
         return problems
 
+    def guard(self) -> tuple[Problem, ...]:
+        """Isolate ports of sandboxes, put down links that lead around them, and return what remains.
+
+        Raises:
+            KernelError: interfaces cannot be read.
+        """
+        ports = self.kernel.ports()
+        fixes = left = judge(ports)
+        if fixes:
+            self.kernel.set_ports(fixes)
+            ports = self.kernel.ports()
+            left = judge(ports)
+        for fix in fixes:
+            if fix in left:
+                log.error("could not be mended: %s", fix.text)
+            elif fix.act != ISOLATE or fix.port.index in self._isolated:
+                log.warning("mended: %s", fix.text)
+        self._isolated = {port.index for port in ports if port.ours and port.isolated}
+        return tuple(Problem("port", fix.text) for fix in left)
+
     def prune(self) -> None:
-        """Forget claims whose link died, and every element whose source no living claim covers."""
+        """Forget claims whose link died; remove elements that no claim covers or that nobody asked for."""
         living = claiming.living(self.claims, self.kernel.links())
         if living != self.claims:
             log.info("claims gone with their links: %s", ", ".join(sorted(set(self.claims) - set(living))))
-            self.claims = living
-            self.save(self.claims)
+            self._adopt(living)
         for name in (PINS, HOST):
-            stale = [e for e in self.kernel.entries(name) if claiming.owner_of(self.claims, e.src) is None]
-            self._withdraw(name, stale)
+            stale, foreign = [], []
+            for element in self.kernel.entries(name):
+                claim = claiming.owner_of(self.claims, element.src)
+                if claim is None:
+                    stale.append(element)
+                elif element not in self._asked.get((name, claim.uid), (element,)):
+                    foreign.append(element)
+            self._withdraw(name, [*stale, *foreign])
+            for element in foreign:
+                what = f"{element.src} -> {element.dst}:{element.port}/{element.proto}"
+                log.warning("removed from %s, where nobody asked for it: %s", name, what)
         watched = self.kernel.denied()
         self.kernel.watch((), [src for src in watched if claiming.owner_of(self.claims, src) is None])
+
+    def _adopt(self, claims: dict[str, Claim]) -> None:
+        """Replace the claims. What was counted for one that is gone is nobody else's to see."""
+        gone = [claim for bridge, claim in self.claims.items() if claims.get(bridge) != claim]
+        self.claims = claims
+        self.save(self.claims)
+        self.refusals.prune(claims)
+        if gone:
+            tallies = self.kernel.tallies()
+            self.kernel.forget_tallies([t for t in tallies if any(claim.covers(t.src) for claim in gone)])
+            sources = self.kernel.denied()
+            self.kernel.watch((), [src for src in sources if any(claim.covers(src) for claim in gone)])
 
     def _withdraw(self, name: str, elements: list[Element]) -> None:
         if elements:
@@ -159,6 +214,7 @@ class Writer:
 
     def _sync(self, name: str, uid: int, wanted: dict[Element, str]) -> None:
         held = self._mine(name, uid)
+        self._asked[name, uid] = frozenset(wanted)
         self._withdraw(name, [element for element in held if element not in wanted])
         put = {
             element: comment
@@ -179,15 +235,17 @@ class Writer:
 
     def apply(self, uid: int, request: ApplyRequest) -> dict[str, Any]:
         """Make the caller's desired state true and answer with what the kernel holds."""
-        self.claims, refused = claiming.admit(self.claims, self.kernel.links(), uid, request.sandboxes)
-        self.save(self.claims)
+        admitted, refused = claiming.admit(self.claims, self.kernel.links(), uid, request.sandboxes)
+        self._adopt(admitted)
         self.prune()
         # A repair under way has a time for its next step: requests neither spend its tries nor put it off.
         problems = self.look().problems if self.unsettled else self.mend("a change of claims")
+        problems += self.guard()
         pins, host, more = claiming.vet(
             self.claims, uid, request.pins, request.host, self.permitted, self.kernel.host_addresses()
         )
-        standing = [problem for problem in problems if problem.part != "hook"]
+        # A port that is not isolated still meets the rules, or the bridge filter is a problem of its own.
+        standing = [problem for problem in problems if problem.part not in ("hook", "port", "hold")]
         if standing:
             more += [f"nothing new is granted: {problem.text}" for problem in standing]
             # A repair under way takes nothing away that is still wanted (the backstop holds meanwhile); what
@@ -198,7 +256,8 @@ class Writer:
         self._sync(PINS, uid, pins)
         self._sync(HOST, uid, host)
         sources = {element.src for element in (*pins, *host)}
-        self.kernel.watch(sources, [src for src in self._watched(uid) if src not in sources])
+        counted, _ = self._counted.get(uid, (frozenset(), 0.0))
+        self.kernel.watch(sources, [src for src in self._watched(uid) if src not in sources | counted])
         return self.read(uid, problems) | {"refused": refused + more}
 
     def _held_of(self, name: str, uid: int, wanted: dict[Element, str]) -> dict[Element, str]:
@@ -216,7 +275,7 @@ class Writer:
     def read(self, uid: int, problems: tuple[Problem, ...] | None = None) -> dict[str, Any]:
         """Answer with what the kernel holds for the caller, and how the skeleton stands."""
         if problems is None:
-            problems = self.audit().problems
+            problems = self.audit().problems + self.guard()
         own = set(self._watched(uid))
         return {
             "ok": True,
@@ -226,6 +285,33 @@ class Writer:
             "problems": [[problem.part, problem.text] for problem in problems],
             "refused": [],
         }
+
+    def hear(self) -> None:
+        """Take in what the kernel logged."""
+        if self.journal is not None:
+            self.refusals.add(self.journal.read(), self.claims, self.wall())
+
+    def denied(self, uid: int, request: DeniedRequest) -> dict[str, Any]:
+        """Answer with what was refused to the caller's sandboxes; from now on ``sources`` are counted."""
+        own = frozenset(source for source in request.sources if self._is_of(uid, source))
+        known, renewed = self._counted.get(uid, (frozenset(), 0.0))
+        if own != known or self.clock() - renewed > RENEW_BELOW:
+            self.kernel.watch(own, ())
+            self._counted[uid] = (own, self.clock())
+        answer = {
+            "ok": True,
+            **self.refusals.since(uid, request),
+            "totals": {src: count for src, count in self.kernel.denied().items() if self._is_of(uid, src)},
+            "problem": "nobody listens to the log" if self.journal is None else self.journal.problem,
+        }
+        if request.tallies:
+            rows = [tally.row() for tally in self.kernel.tallies() if self._is_of(uid, tally.src)]
+            answer["tallies"] = rows
+        return answer
+
+    def _is_of(self, uid: int, source: str) -> bool:
+        claim = claiming.owner_of(self.claims, source)
+        return claim is not None and claim.uid == uid
 
     def handle(self, uid: int, body: Any) -> dict[str, Any]:
         """Answer one request of a peer with that uid. Never raises but GiveUp: errors are answers."""
@@ -237,10 +323,12 @@ class Writer:
                 answer = self.apply(uid, parse_apply(body))
             elif operation == "read":
                 answer = self.read(uid)
+            elif operation == "denied":
+                answer = self.denied(uid, parse_denied(body))
             elif operation == "hello":
                 answer = {"ok": True, "skeleton": self.skeleton.digest, "heals": self.heals}
             else:
-                raise Refused("op must be hello, read or apply")
+                raise Refused("op must be hello, read, apply or denied")
         except Refused as error:
             answer = {"ok": False, "error": str(error)}
         except KernelError as error:

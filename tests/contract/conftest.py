@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import RealKernel
+from enforcer.netfilter.ports import Port
 from tests.lab import machine
 from tests.lab.execute import Steps
 
@@ -26,6 +27,7 @@ class World:
     """A kernel and what stands outside corral: interfaces and foreign rules."""
 
     kernel: FakeKernel | RealKernel
+    places: list[str] = field(default_factory=list)
 
     @property
     def real(self) -> bool:
@@ -43,6 +45,51 @@ class World:
             self.kernel.interfaces = [link for link in self.kernel.interfaces if link.name != name]
         else:
             sh(f"ip link del {name}")
+
+    def add_port(self, name: str, bridge: str, place: str) -> None:
+        """Make a link that is a port of ``bridge`` and leads into the namespace ``place``, up on both sides."""
+        if place not in self.places:
+            self.places.append(place)
+            if self.real:
+                sh(f"ip netns add {self._netns(place)}")
+        if isinstance(self.kernel, FakeKernel):
+            index = 100 + len(self.kernel.attached)
+            port = Port(index, name, bridge, self.places.index(place), isolated=False, up=True)
+            self.kernel.attached[index] = port
+        else:
+            inside = self._netns(place)
+            sh(f"""ip link add {name} type veth peer name p-{name} netns {inside}
+                   ip link set {name} master {bridge}; ip link set {name} up
+                   ip -n {inside} link set p-{name} up""")
+
+    def delete_port(self, name: str) -> None:
+        if isinstance(self.kernel, FakeKernel):
+            del self.kernel.attached[self.port(name).index]
+        else:
+            sh(f"ip link del {name}")
+
+    def port(self, name: str) -> Port:
+        return next(port for port in self.kernel.ports() if port.name == name)
+
+    def change_port(self, name: str, *, isolated: bool | None = None, up: bool | None = None) -> None:
+        """What root does by hand."""
+        port = self.port(name)
+        if isinstance(self.kernel, FakeKernel):
+            wanted = port if isolated is None else replace(port, isolated=isolated)
+            self.kernel.attached[port.index] = wanted if up is None else replace(wanted, up=up)
+            return
+        if isolated is not None:
+            sh(f"ip link set {name} type bridge_slave isolated {'on' if isolated else 'off'}")
+        if up is not None:
+            sh(f"ip link set {name} {'up' if up else 'down'}")
+
+    def _netns(self, place: str) -> str:
+        return f"corral-c{os.getpid()}-{place}"
+
+    def close(self) -> None:
+        if self.real:
+            for place in self.places:
+                sh(f"ip netns del {self._netns(place)}")
 
     def foreign_rule(self, chain: str, rule: str) -> None:
         """Append a rule that is not ours to a chain of the filter table."""
@@ -107,7 +154,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         return
     request.getfixturevalue("netns")
     kernel = RealKernel()
+    made = World(kernel)
     try:
-        yield World(kernel)
+        yield made
     finally:
+        made.close()
         kernel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import pytest
@@ -195,6 +196,41 @@ def test_a_failing_transaction_leaves_the_table_as_it_was(world: World) -> None:
     with pytest.raises(KernelError):
         world.kernel.carry_out(Plan((), (Step("iptables", text),)))
     assert world.kernel.observe().tables == before
+
+
+@pytest.mark.parametrize("by", ["timer", "request"])
+def test_an_element_that_nobody_asked_for_is_removed_and_told(
+    world: World, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    of = writer(world)
+    world.add_bridge(BRIDGE, "192.0.2.1/26")
+    apply(of, 1000, [SANDBOX], [PIN])
+    world.kernel.change(PINS, {OTHER: ""}, ())
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        if by == "timer":
+            of.prune()
+        else:
+            apply(of, 1000, [SANDBOX], [PIN])
+    assert set(world.kernel.entries(PINS)) == {PIN}
+    assert caplog.messages == [
+        "removed from corral-pins, where nobody asked for it: 192.0.2.2 -> 203.0.113.11:53/udp"
+    ]
+    # What is not wanted any more goes without a word.
+    caplog.clear()
+    apply(of, 1000, [SANDBOX], [])
+    of.prune()
+    assert world.kernel.entries(PINS) == {}
+    assert caplog.messages == []
+
+
+def test_a_writer_that_starts_removes_nothing_before_it_was_asked(world: World) -> None:
+    of = writer(world)
+    world.add_bridge(BRIDGE, "192.0.2.1/26")
+    apply(of, 1000, [SANDBOX], [PIN])
+    later = Writer(world.kernel, SKELETON, "test", claims=dict(of.claims), sleep=lambda _s: None)
+    later.prune()
+    assert set(world.kernel.entries(PINS)) == {PIN}
 
 
 def test_denied_sources_come_and_go(world: World) -> None:

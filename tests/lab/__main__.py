@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--name", dest="late_name", help=argparse.SUPPRESS)
     up = commands.add_parser("up", parents=[common], help="bring the lab up and leave it up")
+    up.add_argument("--engine", help="which box (default: CORRAL_LAB_ENGINE or trixie)")
     up.add_argument("--keep", action="store_true", help="(what `up` always does)")
     commands.add_parser("down", parents=[common], help="take the lab down, leave nothing")
     commands.add_parser("status", parents=[common], help="what there is of it; exit code 1 when it is not up")
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 def _do(options: argparse.Namespace, name: str | None) -> int:
     match options.command:
         case "up":
-            Lab.up(name, keep=True)
+            Lab.up(name, keep=True, engine=options.engine)
         case "down":
             Lab.named(name).down()
         case "status":

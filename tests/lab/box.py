@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import execute, layout, network, provision, state
+from . import cgroups, engines, execute, layout, network, provision, state
+from .engines import Engine
 from .execute import LabError, Process
 from .layout import Layout
 from .state import State
@@ -28,6 +30,16 @@ class Box:
         self.user = layout.USER
         self.home = f"/home/{layout.USER}"
         self.address = layout.BOX
+
+    @property
+    def engine(self) -> Engine:
+        """The engine this box was made with."""
+        return engines.chosen(self._state.note("engine") or engines.DEFAULT)
+
+    @property
+    def arrangement(self) -> cgroups.Arrangement:
+        """What systemd and the engine see of the machine's control groups."""
+        return cgroups.arrangement(self.engine, self._state.groups.hierarchies)
 
     @property
     def leader(self) -> int:
@@ -142,9 +154,10 @@ class Box:
         finally:
             self.use_resolver("stub")
 
-    def controllers(self) -> list[str]:
-        """cgroup 2 controllers of the box; none on a machine that has them all in cgroup 1."""
-        return self.read("/sys/fs/cgroup/cgroup.controllers").split()
+    def unlimited(self) -> list[str]:
+        """Limits that the engine takes and discards, for want of a controller."""
+        told = json.loads(self.run(["docker", "info", "--format", "{{json .}}"]).stdout)
+        return [limit for limit in ("MemoryLimit", "PidsLimit", "CpuCfsQuota") if not told.get(limit)]
 
     def flush_dns(self) -> None:
         """Empty the cache of the box's own resolver."""
@@ -179,13 +192,13 @@ class Box:
         """Boot with a fresh network namespace and wait until engine and user manager answer."""
         network.cut_box(self._lab)
         network.make_box(self._lab)
-        group = self._state.cgroup("box")
-        if group is not None:
-            for leftover in ("payload", "supervisor"):
-                state.remove_cgroup(group / leftover)
+        self._state.groups.clear("box")
+        groups = self._state.groups.make("box")
         with kernel_limits_kept():
             log = self._lab.run / "console.log"
-            nspawn = execute.start_daemon(self._nspawn(), log=log, cgroup=group, env=_nspawn_environment())
+            nspawn = execute.start_daemon(
+                self._nspawn(), log=log, cgroups=groups, env=_nspawn_environment(self.arrangement)
+            )
             self._state.put("nspawn", nspawn)
             try:
                 self._wait_booted(nspawn)
@@ -226,7 +239,6 @@ class Box:
         disk = self._lab.disk
         return [
             execute.tool("systemd-nspawn"),
-            "--boot",
             "--quiet",
             "--register=no",
             "--keep-unit",
@@ -243,6 +255,7 @@ class Box:
             "--bind=/dev/net/tun",
             f"--bind={disk / 'docker'}:/var/lib/docker",
             f"--bind={disk / 'containerd'}:/var/lib/containerd",
+            provision.INIT,
         ]
 
     def command(
@@ -258,11 +271,7 @@ class Box:
         drop += ["--inh-caps=-all"] if uid else []
         chdir = ["env", f"--chdir={cwd or home}"]
         command = [execute.tool("nsenter"), f"--target={self.leader}", "--all", "--", *drop, *chdir, *argv]
-        group = self._state.cgroup("box")
-        if group is not None and (group / "payload").exists():
-            visitors = group / "payload" / "lab-visitors"
-            visitors.mkdir(exist_ok=True)
-            command = execute.in_cgroup(visitors, command)
+        command = execute.in_cgroups(self._state.groups.visitors("box"), command)
         return command, login_environment(user, env)
 
 
@@ -312,9 +321,11 @@ def _leader_of(nspawn: int) -> Process | None:
     return None
 
 
-def _nspawn_environment() -> dict[str, str]:
-    return {
+def _nspawn_environment(arrangement: cgroups.Arrangement) -> dict[str, str]:
+    environment = {
         "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
         "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1",
-        "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
     }
+    if arrangement is not cgroups.Arrangement.HYBRID:  # else as the machine has it
+        environment["SYSTEMD_NSPAWN_UNIFIED_HIERARCHY"] = "1"
+    return environment

@@ -61,6 +61,13 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
+    def kill_group(self) -> None:
+        """Kill a daemon of ours with what it forked, and wait until the sockets of all of them are closed."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            wait_until(lambda: not group_lives(self.pid), f"process group {self.pid} ends", timeout=20)
+
 
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/<pid>/stat; None when the process is gone or only a zombie is left of it."""
@@ -70,6 +77,17 @@ def start_time(pid: int) -> int | None:
         return None
     fields = text[text.rindex(")") + 2 :].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of that group runs; the dead that nobody has reaped yet do not count."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and fields[0] not in "ZX":
+                    return True
+    return False
 
 
 def run(
@@ -125,6 +143,20 @@ def run(
     return result
 
 
+@contextlib.contextmanager
+def output_of(argv: Sequence[str]) -> Iterator[IO[bytes]]:
+    """What a program writes, for another one to read. Raises LabError when it fails."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise LabError(f"{_shown(argv)} failed with exit code {process.returncode}")
+
+
 def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """Results of two functions that run at the same time; when one fails the other's programs are ended."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -150,21 +182,20 @@ def start_daemon(
     argv: Sequence[str],
     *,
     log: Path,
-    cgroup: Path | None = None,
+    cgroups: Sequence[Path] = (),
     env: Mapping[str, str] | None = None,
     ready: bool = False,
     timeout: float = 15,
     cwd: str | Path | None = None,
 ) -> Process:
-    """Start a program that outlives us, detached from our terminal, in the given cgroup, output to `log`.
+    """Start a program that outlives us, detached from our terminal, in the given cgroups, output to `log`.
 
     With `ready` the program gets `--ready-fd N` appended and must write a byte there once it serves.
     Raises LabError when it ends, or stays silent for `timeout` seconds, before that.
     """
     read_end, write_end = os.pipe()
     command = [*argv, "--ready-fd", str(write_end)] if ready else list(argv)
-    if cgroup is not None:
-        command = in_cgroup(cgroup, command)
+    command = in_cgroups(cgroups, command)
     with log.open("ab") as sink, os.fdopen(read_end, "rb", buffering=0) as answer:
         try:
             child = subprocess.Popen(
@@ -195,9 +226,10 @@ def start_daemon(
     return identity
 
 
-def in_cgroup(cgroup: Path, argv: Sequence[str]) -> list[str]:
-    """The command that moves itself into `cgroup` and then becomes `argv`."""
-    return ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(cgroup / "cgroup.procs"), *argv]
+def in_cgroups(cgroups: Sequence[Path], argv: Sequence[str]) -> list[str]:
+    """The command that moves itself into each of the groups and then becomes `argv`."""
+    script = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
+    return ["/bin/sh", "-c", script, "in-cgroups", *map(str, cgroups), "--", *argv]
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float, interval: float = 0.05) -> None:

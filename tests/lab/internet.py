@@ -131,7 +131,7 @@ class Internet:
         self._state.put("dns", process, dns_port=str(port))
         self._state.drop("dns-next")
         if former:
-            former.kill()
+            former.kill_group()  # it forks for each TCP connection, and the fork holds the port
 
     def _start(self, config: Path, port: int) -> Process:
         dnsmasq = Path(self._state.note("dnsmasq"))
@@ -143,7 +143,7 @@ class Internet:
             f"--log-facility={self._log}", "--user=root", "--pid-file=",
         ]  # fmt: skip
         return execute.start_daemon(
-            argv, log=self._lab.run / "dnsmasq.out", cgroup=self._state.cgroup("internet")
+            argv, log=self._lab.run / "dnsmasq.out", cgroups=self._state.groups.make("internet")
         )
 
     def _said(self, text: str, begin: int, process: Process) -> bool:

@@ -11,8 +11,9 @@ from types import TracebackType
 
 import trustme
 
-from . import execute, layout, machine, network, product, provision, registries, state, trees
+from . import engines, execute, layout, machine, network, product, provision, registries, state, trees
 from .box import Box
+from .engines import Engine
 from .execute import LabError, Steps
 from .internet import Internet
 from .layout import Layout, netns_path
@@ -35,17 +36,25 @@ class Lab:
         self.internet = Internet(lab, self._state)
 
     @classmethod
-    def up(cls, name: str | None = None, keep: bool | None = None, steps: Steps | None = None) -> Lab:
+    def up(
+        cls,
+        name: str | None = None,
+        keep: bool | None = None,
+        steps: Steps | None = None,
+        engine: str | None = None,
+    ) -> Lab:
         """Bring a lab up and hold it for this process; a kept one is used again when it is healthy and ours.
 
-        `keep` (default: CORRAL_LAB_KEEP=1) leaves it up at `close`. Raises LabError.
+        `keep` (default: CORRAL_LAB_KEEP=1) leaves it up at `close`; `engine` (default: CORRAL_LAB_ENGINE, else
+        trixie) is what its box has. Raises LabError.
         """
+        wanted = engines.chosen(engine)
         lab = cls(Layout.of(name))
         keep = os.environ.get("CORRAL_LAB_KEEP") == "1" if keep is None else keep
         steps = steps or Steps()
         with contextlib.ExitStack() as stack:
             stack.enter_context(state.locked(lab._layout.lock, f"lab {lab.name}"))
-            lab._raise(keep, steps)
+            lab._raise(wanted, keep, steps)
             lab._held = stack.pop_all()
         return lab
 
@@ -99,13 +108,16 @@ class Lab:
         if not state.remains(self._layout):
             return {"lab": f"{self.name}: down"}
         said = "up" if self.ready() else "broken (a leftover)"
-        found = {"lab": f"{self.name}: {said}" + (", kept" if self._state.note("kept") == "yes" else "")}
+        engine = self._state.note("engine") or "unknown engine"
+        found = {
+            "lab": f"{self.name} ({engine}): {said}" + (", kept" if self._state.note("kept") == "yes" else "")
+        }
         for role, process in sorted(self._state.processes().items()):
             found[role] = f"pid {process.pid}" if process.alive() else "gone"
         return found | {"files": f"{self._layout.run}, {self._layout.disk}"}
 
-    def _raise(self, keep: bool, steps: Steps) -> None:
-        if self._reusable():
+    def _raise(self, engine: Engine, keep: bool, steps: Steps) -> None:
+        if self._reusable(engine):
             with steps(f"using lab {self.name}, which is up"):
                 self.internet.reset_names()
                 self.internet.reset_counters()
@@ -118,43 +130,45 @@ class Lab:
             with steps(f"removing what is left of lab {self.name}"):
                 state.sweep(self._layout)
         try:
-            self._make(steps)
+            self._make(engine, steps)
         except BaseException:
             state.sweep(self._layout)
             raise
         self._state.set_notes(ready="yes", kept="yes" if keep else "no", code=layout.code_key())
-        steps.say(f"lab {self.name} is up after {steps.total():.1f} s")
+        steps.say(f"lab {self.name} ({engine.name}) is up after {steps.total():.1f} s")
 
-    def _reusable(self) -> bool:
+    def _reusable(self, engine: Engine) -> bool:
         return (
             self._state.note("kept") == "yes"
+            and self._state.note("engine") == engine.name
             and self._state.note("code") == layout.code_key()
             and self.ready()
             and self.box.healthy()
         )
 
-    def _make(self, steps: Steps) -> None:
+    def _make(self, engine: Engine, steps: Steps) -> None:
         machine.prepare(steps)
         found = registries.read_registries()
         cache = trees.Trees(self._layout, found, steps)
         machine.check_room(
-            self._layout.cache, machine.ROOM_BOX + (machine.ROOM_TREES if cache.missing() else 0)
+            self._layout.cache, machine.ROOM_BOX + (machine.ROOM_TREES if cache.missing(engine) else 0)
         )
         if not found.npm_known:
             found = found.with_npm_default(cache.npm_registry())
         dnsmasq = cache.dnsmasq()
-        tree, image = execute.both(cache.box, cache.base_image)
+        tree, image = execute.both(lambda: cache.box(engine), cache.base_image)
         self._layout.run.mkdir(parents=True, mode=0o755)
-        self._state.set_notes(dnsmasq=str(dnsmasq))
+        self._state.set_notes(dnsmasq=str(dnsmasq), engine=engine.name)
         with steps("starting the internet"):
             self._make_internet(found)
         with steps("booting the box"):
             self.box.mount(tree)
             provision.provision(self._layout, found)
+            provision.arrange(self._layout.root, engine, self.box.arrangement, self._state.groups.hierarchies)
             self.box.boot()
-        if not self.box.controllers():
+        if unlimited := self.box.unlimited():
             steps.say(
-                "the machine has its cgroup controllers in cgroup 1: engine limits have no effect in the box"
+                f"this machine has no controllers for {', '.join(unlimited)}: the engine discards those"
             )
         with steps(f"importing {layout.BASE_IMAGE}"):
             self._import(image)
@@ -168,7 +182,7 @@ class Lab:
         network.make_internet(lab)
         self.internet.reset_names()
         addresses = sorted({address for several in layout.NAMES.values() for address in several})
-        group = self._state.cgroup("internet")
+        groups = self._state.groups.make("internet")
         argv = [
             execute.tool("nsenter"), f"--net={netns_path(lab.inet_netns)}",
             sys.executable, str(_HERE / "servers.py"),
@@ -177,7 +191,7 @@ class Lab:
         ]  # fmt: skip
         for address in addresses:
             argv += ["--address", address]
-        servers = execute.start_daemon(argv, log=lab.run / "servers.log", cgroup=group, ready=True)
+        servers = execute.start_daemon(argv, log=lab.run / "servers.log", cgroups=groups, ready=True)
         self._state.put("servers", servers)
         config = lab.run / "proxy.json"
         config.touch(mode=0o600)
@@ -186,13 +200,13 @@ class Lab:
             sys.executable, str(_HERE / "registry_proxy.py"), "--netns", str(netns_path(lab.inet_netns)),
             "--address", layout.GATEWAY, "--port", str(layout.PROXY_PORT), "--config", str(config),
         ]  # fmt: skip
-        proxy = execute.start_daemon(argv, log=lab.run / "proxy.log", cgroup=group, ready=True)
+        proxy = execute.start_daemon(argv, log=lab.run / "proxy.log", cgroups=groups, ready=True)
         self._state.put("proxy", proxy)
 
     def _import(self, image: Path) -> None:
         command = ["docker", "import", "--change", 'CMD ["bash"]', "-", layout.BASE_IMAGE]
-        with image.open("rb") as archive:
-            self.box.run(command, stdin=archive, timeout=120)
+        with execute.output_of([execute.tool("zstd"), "-dcq", str(image)]) as archive:
+            self.box.run(command, stdin=archive, timeout=120)  # not every engine reads zstd
 
     def _release(self) -> None:
         if self._held is not None:

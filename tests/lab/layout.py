@@ -58,51 +58,15 @@ ADDRESSES = {
     "forbidden6": FORBIDDEN6,
 }
 
-SUITE = "trixie"
 BASE_SUITE = "bookworm"
 BASE_IMAGE = "debian:bookworm-slim"
 USER = "dev"
 UID = 1000
 
-PACKAGES = (
-    "bash-completion",
-    "ca-certificates",
-    "conntrack",
-    "curl",
-    "dbus",
-    "dbus-user-session",
-    "docker-buildx",
-    "docker-cli",
-    "docker.io",
-    "git",
-    "ipset",
-    "iproute2",
-    "iptables",
-    "iputils-ping",
-    "jq",
-    "libpam-systemd",
-    "make",
-    "nftables",
-    "openssl",
-    "pipx",
-    "procps",
-    "python3",
-    "python3-venv",
-    "rootlesskit",
-    "slirp4netns",
-    "sudo",
-    "systemd",
-    "systemd-resolved",
-    "systemd-sysv",
-    "tmux",
-    "uidmap",
-)
-"""Debian packages of the box, beside minbase."""
-
 TREE_VERSION = 2
 """Raise it when trees.py builds something else from the same packages."""
 
-_NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,22}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -119,7 +83,7 @@ class Layout:
         if not _NAME.fullmatch(name):
             raise LabError(
                 f"{name!r} cannot be the name of a lab",
-                "1 to 12 lower-case letters and digits, a letter first",
+                "1 to 24 lower-case letters, digits and hyphens, a letter first, no hyphen last",
             )
         home = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "/root")) / ".cache")
         return cls(name, Path(home) / "corral-lab")
@@ -157,7 +121,7 @@ class Layout:
 
     @property
     def cgroup(self) -> str:
-        """Path below the mount point of cgroup 2."""
+        """Path below the mount point of every hierarchy."""
         return f"corral-lab/{self.name}"
 
     @property

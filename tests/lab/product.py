@@ -39,6 +39,12 @@ def install(lab: Layout, box: Box, steps: Steps, project: Path = PROJECT) -> str
     return box.run(["pipx", "list", "--short"]).stdout.strip()
 
 
+def interpreter(box: Box) -> str:
+    """The Python that runs the installed corral: where pipx puts its environments is pipx's business."""
+    first = box.run(["head", "-n", "1", f"{box.home}/.local/bin/corral"]).stdout
+    return first.removeprefix("#!").split()[0]  # some pipx adds options
+
+
 def build_wheel(lab: Layout, steps: Steps, project: Path = PROJECT) -> Path:
     """The wheel of the work tree as it is now; built again only when a source file changed."""
     directory = lab.cache / "wheels" / source_key(project)
@@ -135,7 +141,12 @@ def _install(box: Box, wheel: Path, wheels: Path) -> None:
     result = box.run(command, check=False, timeout=300)
     if result.returncode != 0:
         logs = box.run(
-            ["sh", "-c", "tail -n 40 ~/.local/state/pipx/log/*_pip_errors.log"], check=False
+            [
+                "sh",
+                "-c",
+                "tail -n 40 ~/.local/state/pipx/log/*_pip_errors.log ~/.local/pipx/logs/*_pip_errors.log",
+            ],
+            check=False,
         ).stdout
         raise LabError(f"pipx cannot install {wheel.name}\n{result.stdout}{result.stderr}{logs}")
     box.run(["test", "-x", f"{box.home}/.local/bin/corral"])

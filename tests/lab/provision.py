@@ -6,15 +6,27 @@ Files are written into the overlay before the box boots, so that it boots the wa
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-from . import execute, layout
+from . import cgroups, execute, layout
+from .cgroups import Arrangement, Hierarchy
+from .engines import Engine
 from .layout import Layout
 from .registries import Registries
 
 PROXY = f"http://{layout.GATEWAY}:{layout.PROXY_PORT}"
 MACHINE_CAS = Path("/usr/local/share/ca-certificates")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+INIT = "/usr/local/lib/corral-lab/init"
+_WITH_CGROUP1 = "/usr/local/lib/corral-lab/with-cgroup1"
+_DAEMONS = {
+    # In cgroup 2, which the box's systemd has, an engine gives each container a view of its own by default.
+    "docker.service": ("--default-cgroupns-mode=private",),
+    "containerd.service": (),
+}
 
 
 def provision(lab: Layout, registries: Registries) -> None:
@@ -42,6 +54,27 @@ def provision(lab: Layout, registries: Registries) -> None:
         _write(root / "etc/npmrc", f"registry={registries.npm}\n")
         _write(root / f"home/{layout.USER}/.npmrc", f"registry={registries.npm}\n")
         shutil.chown(root / f"home/{layout.USER}/.npmrc", layout.UID, layout.UID)
+
+
+def arrange(root: Path, engine: Engine, arrangement: Arrangement, hierarchies: Iterable[Hierarchy]) -> None:
+    """Write what PID 1 is, and what makes limits real on a machine that has its controllers in cgroup 1."""
+    _write(root / INIT[1:], init_script(engine, arrangement), 0o755)
+    if arrangement is Arrangement.SPLIT:
+        _write(root / _WITH_CGROUP1[1:], cgroups.engine_script(hierarchies), 0o755)
+        for unit, arguments in _DAEMONS.items():
+            shipped = (root / "usr/lib/systemd/system" / unit).read_text()
+            dropin = cgroups.wrapped_unit(shipped, _WITH_CGROUP1, *arguments)
+            _write(root / f"etc/systemd/system/{unit}.d/10-cgroup1.conf", dropin)
+
+
+def init_script(engine: Engine, arrangement: Arrangement) -> str:
+    """What becomes PID 1, after it has put right what nspawn does that a host does not."""
+    script = "#!/bin/sh"
+    if arrangement is Arrangement.HYBRID:
+        script += cgroups.writable_script()
+    if not engine.own_boot_id:
+        script += "\numount /proc/sys/kernel/random/boot_id\n"
+    return f"{script}\nexec /lib/systemd/systemd\n"
 
 
 def proxy_environment() -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import execute, network
+from .cgroups import Groups
 from .execute import LabError, Process
 from .layout import Layout, netns_path
 
@@ -20,7 +21,7 @@ class State:
 
     def __init__(self, lab: Layout) -> None:
         self._path = lab.state
-        self._cgroup = _cgroup_root(lab)
+        self.groups = Groups.of(lab.cgroup)
 
     def get(self, role: str) -> Process | None:
         """The process of that role, dead or alive; None when there never was one."""
@@ -55,15 +56,6 @@ class State:
         data["notes"] |= notes
         self._write(data)
 
-    def cgroup(self, kind: str) -> Path | None:
-        """A cgroup of this lab, made when missing; None on a machine without cgroup 2."""
-        if self._cgroup is None:
-            return None
-        path = self._cgroup / kind
-        path.mkdir(parents=True, exist_ok=True)
-        _delegate(self._cgroup)
-        return path
-
     def _read(self) -> dict[str, dict[str, Any]]:
         text = execute.read_text(self._path)
         try:
@@ -76,15 +68,6 @@ class State:
         staged = self._path.with_suffix(".tmp")
         staged.write_text(json.dumps(data, indent=1))
         staged.replace(self._path)
-
-
-def cgroup2_mount(mountinfo: str) -> Path | None:
-    """Where cgroup 2 is mounted, from the text of /proc/self/mountinfo."""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return Path(before.split(" ")[4])
-    return None
 
 
 def mounts_below(directories: list[Path], mountinfo: str) -> list[Path]:
@@ -133,11 +116,10 @@ def locked(path: Path, what: str, wait: Callable[[], None] | None = None) -> Ite
 
 def remains(lab: Layout) -> bool:
     """Whether anything of this lab is on the machine."""
-    root = _cgroup_root(lab)
     return (
         lab.run.exists()
         or lab.disk.exists()
-        or (root is not None and root.exists())
+        or any(root.exists() for root in Groups.of(lab.cgroup).roots())
         or any(network.netns_exists(name) for name in (lab.box_netns, lab.inet_netns))
     )
 
@@ -149,11 +131,7 @@ def sweep(lab: Layout) -> None:
     _unmount(lab)
     for name in (lab.box_netns, lab.inet_netns):
         network.remove_netns(name)
-    root = _cgroup_root(lab)
-    if root is not None:
-        remove_cgroup(root)
-        with contextlib.suppress(OSError):  # other labs may be in it
-            root.parent.rmdir()
+    Groups.of(lab.cgroup).remove()
     remove_tree(lab.disk)
     remove_tree(lab.run)
 
@@ -167,8 +145,6 @@ def _kill_all(lab: Layout, kind: str | None) -> None:
     state = State(lab)
     roles = {"box": {"nspawn", "leader"}}.get(kind or "", set(state.processes()))
     names = [lab.box_netns] if kind == "box" else [lab.box_netns, lab.inet_netns]
-    root = _cgroup_root(lab)
-    group = root / kind if root and kind else root
 
     def survivors() -> bool:
         for role, process in state.processes().items():
@@ -176,11 +152,8 @@ def _kill_all(lab: Layout, kind: str | None) -> None:
                 process.kill()
         for process in processes_in(names):
             process.kill()
-        if group is not None and group.exists():
-            with contextlib.suppress(OSError):
-                (group / "cgroup.kill").write_text("1")
-            if "populated 1" in execute.read_text(group / "cgroup.events"):
-                return True
+        if state.groups.populated(kind):
+            return True
         return any(p.alive() for r, p in state.processes().items() if r in roles) or bool(processes_in(names))
 
     execute.wait_until(lambda: not survivors(), f"the processes of lab {lab.name} end", timeout=20)
@@ -214,24 +187,3 @@ def _unmount(lab: Layout) -> None:
 def remove_tree(directory: Path) -> None:
     """rm -rf that never leaves the file system, so that a forgotten mount costs nothing."""
     execute.run(["/bin/rm", "-rf", "--one-file-system", str(directory)], timeout=300)
-
-
-def remove_cgroup(root: Path) -> None:
-    """Remove a cgroup and everything below it; its processes are gone already."""
-    for directory, _, _ in os.walk(root, topdown=False):
-        with contextlib.suppress(OSError):
-            Path(directory).rmdir()
-
-
-def _cgroup_root(lab: Layout) -> Path | None:
-    mount = cgroup2_mount(Path("/proc/self/mountinfo").read_text())
-    return mount / lab.cgroup if mount else None
-
-
-def _delegate(root: Path) -> None:
-    """Pass on every controller the machine has in cgroup 2 (none in the hybrid layout) down to `root`."""
-    for group in (root.parent, root):
-        available = execute.read_text(group / "cgroup.controllers").split()
-        for controller in available:
-            with contextlib.suppress(OSError):
-                (group / "cgroup.subtree_control").write_text(f"+{controller}")

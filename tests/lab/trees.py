@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import execute, layout, machine
+from .engines import Engine
 from .execute import Steps
 from .layout import Layout
 from .registries import Registries, npm_default
@@ -35,16 +36,18 @@ class Trees:
         self._registries = registries
         self._steps = steps
 
-    def box(self) -> Path:
+    def box(self, engine: Engine) -> Path:
         """Root file system of the box: the lower layer of its overlay."""
         ingredients = (
-            layout.SUITE,
-            layout.PACKAGES,
+            engine.name,
+            engine.packages,
             _MASKED,
             self._registries.mirror,
             self._registries.security,
         )
-        return self._cached("box", layout.tree_key(*ingredients), self._build_box)
+        return self._cached(
+            _box_kind(engine), layout.tree_key(*ingredients), lambda tree: self._build_box(engine, tree)
+        )
 
     def base_image(self) -> Path:
         """Tar archive (zstd) of the slim Debian that Dockerfiles start from."""
@@ -69,9 +72,13 @@ class Trees:
         )
         return (tree / "registry").read_text()
 
-    def missing(self) -> list[str]:
+    def missing(self, engine: Engine) -> list[str]:
         """Which of the big trees would have to be built."""
-        return [kind for kind in ("box", "base") if not list((self._cache / "trees").glob(f"{kind}-*"))]
+        return [
+            kind
+            for kind in (_box_kind(engine), "base")
+            if not list((self._cache / "trees").glob(f"{kind}-*"))
+        ]
 
     def _cached(self, kind: str, key: str, build: Callable[[Path], None]) -> Path:
         trees = self._cache / "trees"
@@ -107,16 +114,16 @@ class Trees:
             if str(tree) not in used:
                 remove_tree(tree)
 
-    def _build_box(self, tree: Path) -> None:
-        self._debootstrap(layout.SUITE, tree)
+    def _build_box(self, engine: Engine, tree: Path) -> None:
+        self._debootstrap(engine.name, tree)
         _write(tree / "usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n", 0o755)
         _write(tree / "etc/dpkg/dpkg.cfg.d/lab", "force-unsafe-io\n")
-        self._apt_sources(tree, layout.SUITE)
+        self._apt_sources(tree, engine.name, engine.released)
         apt = [*_apart(), "chroot", str(tree), "/usr/bin/env", "-i", "DEBIAN_FRONTEND=noninteractive"]
         apt += ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-q", *self._apt_way_out(tree)]
         shutil.copy("/etc/resolv.conf", tree / "etc/resolv.conf")
         execute.run([*apt, "update"], timeout=300)
-        execute.run([*apt, "install", "-y", "--no-install-recommends", *layout.PACKAGES], timeout=900)
+        execute.run([*apt, "install", "-y", "--no-install-recommends", *engine.packages], timeout=900)
         execute.run([*apt, "clean"])
         for name in _MASKED:
             _link(tree / "etc/systemd/system" / name, "/dev/null")
@@ -164,12 +171,12 @@ class Trees:
         command += [f"--cache-dir={archives}", suite, str(tree), self._registries.mirror]
         execute.run(command, timeout=900)
 
-    def _apt_sources(self, tree: Path, suite: str) -> None:
+    def _apt_sources(self, tree: Path, suite: str, released: bool = True) -> None:
         """Sources as the machine has them, for that suite."""
         (tree / "etc/apt/sources.list").unlink(missing_ok=True)
         _write(
             tree / "etc/apt/sources.list.d/debian.sources",
-            apt_sources(suite, self._registries.mirror, self._registries.security),
+            apt_sources(suite, self._registries.mirror, self._registries.security, released),
         )
         options = "".join(f'{key} "{value}";\n' for key, value in self._registries.apt_options)
         if options:
@@ -187,6 +194,10 @@ class Trees:
         return options
 
 
+def _box_kind(engine: Engine) -> str:
+    return f"box-{engine.name}"
+
+
 def _fetch_npm_default(tree: Path, requirement: str) -> None:
     wheels = tree / "wheels"
     wanted = tree / "requirement"
@@ -202,11 +213,11 @@ def _fetch_npm_default(tree: Path, requirement: str) -> None:
     remove_tree(wheels)
 
 
-def apt_sources(suite: str, mirror: str, security: str | None) -> str:
-    """A deb822 sources file."""
+def apt_sources(suite: str, mirror: str, security: str | None, released: bool = True) -> str:
+    """A deb822 sources file; a suite that is not released has neither updates nor security fixes."""
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    stanzas = [(mirror, f"{suite} {suite}-updates")]
-    if security:
+    stanzas = [(mirror, f"{suite} {suite}-updates" if released else suite)]
+    if security and released:
         stanzas.append((security, f"{suite}-security"))
     return "\n".join(
         f"Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {keyring}\n"

@@ -7,22 +7,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Box, Internet, Lab
+from tests.lab import Box, Internet, Lab, LabError, engines
 
 _FIXTURES = {"lab", "box", "internet", "corral_box"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this directory that uses the lab."""
+    """Mark every test of this directory that uses the lab, and skip those that are for other engines."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.lab)
+        for mark in item.iter_markers("engine"):
+            try:
+                why_not = engines.why_not(engines.chosen(), mark.args, mark.kwargs.get("reason", ""))
+            except LabError as error:
+                raise pytest.UsageError(f"{item.nodeid}: {error}") from error
+            if why_not:
+                item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was tampered with, and whether exactly that was noticed."""
+    from .tamper import summary
+
+    reports = [
+        report for word in ("passed", "failed", "error") for report in terminalreporter.getreports(word)
+    ]
+    rows = summary((report.outcome, dict(report.user_properties)) for report in reports)
+    if rows:
+        terminalreporter.section("corral verify: each check, a tampering, what failed")
+        for row in rows:
+            terminalreporter.write_line(row)
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """A running lab; CORRAL_LAB_KEEP=1 leaves it up, CORRAL_LAB_NAME chooses which."""
+    """A running lab; CORRAL_LAB_KEEP=1 leaves it up, CORRAL_LAB_NAME and CORRAL_LAB_ENGINE choose which."""
     lab = Lab.up()
     try:
         yield lab

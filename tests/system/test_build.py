@@ -24,7 +24,18 @@ def test_the_image_has_the_agent_and_nothing_that_widens(host: Host) -> None:
     assert seen[5].startswith("git version ")
 
 
-@pytest.mark.parametrize("buildkit", ["0", "1"], ids=["classic", "buildkit"])
+NO_BUILDX = pytest.mark.engine(
+    "trixie", "sid", reason="Debian's Docker 20.10 comes without the buildx plugin"
+)
+
+
+@pytest.mark.parametrize(
+    "buildkit",
+    [
+        pytest.param("0", id="classic", marks=pytest.mark.smoke),
+        pytest.param("1", id="buildkit", marks=NO_BUILDX),
+    ],
+)
 def test_both_builders_build_without_pulling_and_an_unchanged_image_is_kept(
     host: Host, buildkit: str
 ) -> None:

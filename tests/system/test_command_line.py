@@ -103,8 +103,12 @@ def test_verify_passes_and_prints_one_line_a_check(host: Host) -> None:
         "host-service:8081", "live-rules", "skeleton-in-path", "backstop",
     } <= names  # fmt: skip
     others = [line for line in lines[:-1] if not line.startswith("ok ")]
-    assert others == ["skip env-file-not-mounted: the policy has no env_file"], done.stdout
-    assert lines[-1] == f"{len(lines) - 2} passed, 1 skipped, 0 failed"
+    # The box may be without controllers (see BASE_POLICY).
+    assert [line.split(":")[0] for line in others] in (
+        ["skip env-file-not-mounted"],
+        ["skip env-file-not-mounted", "skip limits"],
+    ), done.stdout
+    assert lines[-1] == f"{len(lines) - 1 - len(others)} passed, {len(others)} skipped, 0 failed"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def configured(host: Host) -> Iterator[Host]:
 
 
 @pytest.mark.fault("dockerd restart")
+@pytest.mark.smoke
 def test_common_settings_of_the_engine_do_not_stand_in_the_way(configured: Host) -> None:
     project = configured.project("defaults")
     assert "203.0.113.10" in project.inside("curl", "-sS", "https://allowed1.corral.example/").stdout

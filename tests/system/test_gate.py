@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -51,13 +53,8 @@ def answering(lab: Lab, host: Host, address: str) -> Iterator[None]:
 
 
 @contextmanager
-def hole(
-    host: Host, project: Project, address: str, port: int = 443, *, leave: bool = False
-) -> Iterator[None]:
-    """Whatever the service mends, the next moment any session of the sandbox may reach the address.
-
-    ``leave``: what was added last is left for the service to find.
-    """
+def hole(host: Host, project: Project, address: str, port: int = 443) -> Iterator[None]:
+    """Whatever the service mends, the next moment any session of the sandbox may reach the address."""
     subnet = project.sandbox["subnet"].split("/")[0].rpartition(".")
     sources = " ".join(f"{subnet[0]}.{int(subnet[2]) + number}" for number in range(2, 16))
 
@@ -76,8 +73,7 @@ def hole(
         yield
     finally:
         host.box.kill(vandal)
-        if not leave:
-            host.shell(each("del"), user="root")
+        host.shell(each("del"), user="root")
 
 
 def test_the_policy_is_told_line_by_line_before_the_agent_runs(host: Host) -> None:
@@ -117,34 +113,100 @@ def test_the_gate_is_counted_as_denied(host: Host) -> None:
     host.box.kill(process)
 
 
+@contextmanager
+def tampered(host: Host, project: Project, address: str) -> Iterator[Callable[[], str]]:
+    """Pause the next session's repair: once its link is there, both services are stopped and an entry is added.
+
+    Nothing in the product makes that possible: root stops the processes. Yields a function that waits until the
+    session is over, lets the services go on, and returns the session's address.
+    """
+    known = {row["address"] for row in project.sandbox["sessions"]}
+    unit = "corral-netfilter.service"
+    pids = [str(host.enforcer_pid()), host.root("systemctl", "show", "-P", "MainPID", unit).stdout.strip()]
+    first = "sed -n 's/^\\([0-9.]*\\),tcp:443,203.0.113.10 .*/\\1/p'"
+    others = " ".join(f"-e {text}" for text in ("-", *sorted(known)))
+    ports = f"ip -o link show master {project.sandbox['bridge']} | wc -l"
+    # The link of a container is there long before its first process, and after everybody was asked.
+    script = (
+        f"n=$({ports}); echo ready; until [ $({ports}) -gt $n ]; do :; done; "
+        f"kill -STOP {' '.join(pids)}; source=$(ipset list corral-pins | {first} | grep -vxF {others}); "
+        f"ipset add corral-pins $source,tcp:443,{address}; echo $source"
+    )
+    vandal = host.box.popen(["sh", "-c", script], user="root", stdout=subprocess.PIPE, text=True)
+    assert vandal.stdout is not None
+    assert vandal.stdout.readline() == "ready\n"
+    before = set(project.containers())
+
+    def over() -> bool:
+        made = set(project.containers()) - before
+        form = "{{.State.Status}}"
+        states = [host.box.run(["docker", "inspect", "-f", form, name], check=False).stdout for name in made]
+        return vandal.poll() is not None and all(state.strip() in ("exited", "") for state in states)
+
+    def finish() -> str:
+        host.box.wait_for(lambda: vandal.poll() is not None, timeout=60)
+        source = str(vandal.communicate()[0]).strip()
+        assert source, "the session's entries were never seen"
+        host.box.wait_for(over, timeout=60)
+        # It is still there: nobody took it away meanwhile.
+        assert f"{source},tcp:443,{address} " in host.root("ipset", "list", "corral-pins").stdout
+        host.root("kill", "-CONT", *pids)
+        return source
+
+    try:
+        yield finish
+    finally:
+        host.box.kill(vandal)
+        host.root("kill", "-CONT", *pids, check=False)
+
+
+def paused(host: Host, project: Project, *words: str) -> Done:
+    """Run corral with the probe's address allowed and nobody repairing; say what came of it and of the entry."""
+    since = time.time()
+    with tampered(host, project, PROBE) as finish:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = host.box.popen(["corral", *words], cwd=project.path, text=True, **pipes)
+        assert process.stdin is not None
+        process.stdin.write("touch ran\n")
+        process.stdin.close()
+        process.stdin = None
+        source = finish()
+        stdout, stderr = process.communicate(timeout=60)
+    assert host.internet.packets(PROBE, "tcp", 443) > 0
+    entry = f"{source} -> {PROBE}:443/tcp"
+    told = f"removed from corral-pins, where nobody asked for it: {entry}"
+    host.box.wait_for(lambda: told in host.journal("-u", "corral-netfilter", since=since), timeout=60)
+    assert f",{PROBE} " not in host.root("ipset", "list", "corral-pins").stdout
+    return Done(words, process.returncode, stdout, stderr)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 @pytest.mark.parametrize("words", [("run", "--", "touch", "ran"), ("shell",)], ids=["run", "shell"])
-def test_a_reachable_unlisted_host_stops_the_start_with_exactly_that(
-    lab: Lab, host: Host, words: tuple[str, ...]
+def test_with_repair_paused_a_reachable_unlisted_host_stops_the_start_with_exactly_that(
+    lab: Lab, host: Host, words: tuple[str, ...], beside: bool
 ) -> None:
     project = host.project("hole")
     project.inside("true")
+    if beside:
+        project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    running = project.containers()
     with answering(lab, host, PROBE):
-        with hole(host, project, PROBE, leave=words[0] == "run"):
-            done = project.corral(*words, input="touch ran\n", check=False)
+        done = paused(host, project, *words)
         assert done.returncode == 1
         assert errors(done) == [ISOLATION]
         assert "egress policy applied" not in done.stderr
         assert not project.exists("ran")
-        assert host.internet.packets(PROBE, "tcp", 443) > 0
-        assert project.containers() == []
+        assert project.containers() == running
         # With the element gone, and the address still there, the same start succeeds.
-        host.box.wait_for(
-            lambda: f",{PROBE} " not in host.root("ipset", "list", "corral-pins").stdout, timeout=90
-        )
         assert errors(project.inside("touch", "ran")) == []
     assert project.exists("ran")
 
 
-def test_verify_fails_with_the_gates_words(lab: Lab, host: Host) -> None:
+def test_with_repair_paused_verify_fails_with_the_gates_words(lab: Lab, host: Host) -> None:
     project = host.project("verify-hole")
     project.inside("true")
-    with answering(lab, host, PROBE), hole(host, project, PROBE):
-        done = project.corral("verify", check=False)
+    with answering(lab, host, PROBE):
+        done = paused(host, project, "verify")
     assert done.returncode == 1
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert "FAIL gate: unlisted host reachable — isolation broken" in failed

@@ -14,9 +14,10 @@ import pytest
 
 from tests.lab import Box, Internet, Lab, LabError
 from tests.lab.execute import Process, wait_until
+from tests.lab.facts import describe
 from tests.lab.layout import BASE_IMAGE, BOX, GATEWAY, PROXY_PORT, Layout
 from tests.lab.network import netns_exists
-from tests.lab.product import PROJECT, sources
+from tests.lab.product import PROJECT, interpreter, sources
 from tests.lab.registries import read_registries
 from tests.lab.state import State, remains
 
@@ -36,12 +37,85 @@ s.send(b"x")
 """
 
 
+FORKS = """
+import os, time
+forked = 0
+while forked < 200:
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    except BlockingIOError:
+        break
+    forked += 1
+print(forked, flush=True)
+"""
+
+HOG = """
+kept = [b"x" * 1048576 for _ in range(200)]
+print("kept", flush=True)
+"""
+
+SPIN = """
+import glob, time
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+for path in glob.glob("/sys/fs/cgroup/cpu.stat") + glob.glob("/sys/fs/cgroup/cpu/cpu.stat"):
+    print(*(line.split()[1] for line in open(path) if line.startswith("nr_throttled")))
+"""
+
+
 def dial(box: Box, kind: str, address: str, port: int) -> None:
     box.run(["python3", "-c", DIAL, kind, address, str(port)])
 
 
-def test_engine_is_the_one_debian_trixie_ships(box: Box) -> None:
-    assert box.run(["docker", "version", "--format", "{{.Server.Version}}"]).stdout.startswith("26.1.5")
+def in_container(box: Box, program: str, *limits: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program in a plain container with these limits; the Python is the box's own."""
+    command = ["docker", "run", "--rm", "--network", "none", "-v", "/usr:/usr:ro", *limits]
+    return box.run([*command, BASE_IMAGE, "/usr/bin/python3", "-c", program], check=False)
+
+
+def test_engine_is_the_one_its_debian_ships(box: Box) -> None:
+    running = box.run(["docker", "version", "--format", "{{.Server.Version}}"]).stdout.strip()
+    shipped = box.run(["dpkg-query", "-W", "-f", "${Version}", "docker.io"]).stdout
+    assert running.partition("+")[0] == shipped.partition("+")[0]
+    assert running.startswith(box.engine.version or "")
+    assert describe(box)["engine"] == f"Docker Engine {running}"
+
+
+def test_engine_discards_no_limit(box: Box) -> None:
+    assert box.unlimited() == []
+
+
+@pytest.mark.smoke
+def test_processes_of_a_container_are_bounded(box: Box) -> None:
+    assert in_container(box, FORKS).stdout.strip() == "200"
+    held = int(in_container(box, FORKS, "--pids-limit", "50").stdout)
+    assert 0 < held < 50
+
+
+@pytest.mark.smoke
+def test_memory_of_a_container_is_bounded(box: Box) -> None:
+    assert in_container(box, HOG, "--memory", "512m").stdout.strip() == "kept"
+    killed = in_container(box, HOG, "--memory", "64m", "--memory-swap", "64m")
+    assert (killed.returncode, killed.stdout) == (137, "")
+
+
+@pytest.mark.smoke
+def test_processor_time_of_a_container_is_bounded(box: Box) -> None:
+    assert int(in_container(box, SPIN, "--cpus", "0.1").stdout) > 0
+    assert int(in_container(box, SPIN).stdout) == 0
+
+
+def test_mounts_of_the_engine_are_seen_in_the_box(box: Box) -> None:
+    """As on a host: neither the engine nor its containerd lives in a mount namespace that hides them."""
+    box.run(["docker", "run", "-d", "--rm", "--name", "seen", "--network", "none", BASE_IMAGE, "sleep", "60"])
+    try:
+        where = box.run(["docker", "inspect", "-f", "{{.GraphDriver.Data.MergedDir}}", "seen"]).stdout.strip()
+        assert "bash" in box.run(["ls", f"{where}/bin"], user="root").stdout
+    finally:
+        box.run(["docker", "rm", "-f", "seen"])
 
 
 def test_ordinary_user_has_docker_and_sudo_and_no_capability(box: Box) -> None:
@@ -62,6 +136,11 @@ def test_user_manager_runs_without_a_terminal(box: Box) -> None:
     )
     assert told.stdout.split("\n")[0] == "/run/user/1000"
     assert "not a tty" in told.stdout
+
+
+def test_user_manager_has_control_groups_of_its_own(box: Box) -> None:
+    scope = ["systemd-run", "--user", "--scope", "-q", "--unit=own", "cat", "/proc/self/cgroup"]
+    assert "/user.slice/user-1000.slice/user@1000.service/app.slice/own.scope" in box.run(scope).stdout
 
 
 def test_counter_sees_a_plain_container_reach_the_forbidden_address(box: Box, internet: Internet) -> None:
@@ -154,6 +233,19 @@ def test_no_question_is_lost_while_names_change(box: Box, internet: Internet) ->
     assert failed == 0
 
 
+def test_names_change_while_a_question_over_tcp_is_open(box: Box, internet: Internet) -> None:
+    hold = box.popen(["python3", "-c", HOLD, internet.addresses["resolver"]], stdout=subprocess.PIPE)
+    try:
+        assert hold.stdout
+        assert hold.stdout.readline() == b"connected\n"
+        for last in range(70, 73):
+            internet.set_name("moving.corral.example", [f"203.0.113.{last}"])
+        box.flush_dns()
+        assert box.run(["getent", "ahostsv4", "moving.corral.example"]).stdout.startswith("203.0.113.72 ")
+    finally:
+        box.kill(hold)
+
+
 def test_resolver_switches_between_stub_and_routable(box: Box, internet: Internet) -> None:
     assert "nameserver 127.0.0.53" in box.read("/etc/resolv.conf")
     with box.resolver("routable"):
@@ -241,9 +333,10 @@ def test_corral_is_installed_with_the_boxs_python_and_once(lab: Lab, box: Box, t
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
     assert lab.install_corral(project=tmp_path).startswith("corral ")
-    python = f"{box.home}/.local/share/pipx/venvs/corral/bin/python"
+    python = interpreter(box)
     where = box.run([python, "-c", "import corral, sys; print(sys.version_info[:2], corral.__file__)"]).stdout
-    assert where.startswith(f"(3, 13) {box.home}/.local/share/pipx/venvs/corral/lib/")
+    own = box.run(["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"]).stdout.strip()
+    assert where.startswith(f"{own} {python.removesuffix('/bin/python')}/lib/")
     before = box.run(["stat", "-c", "%i %Y", python, where.split()[-1]]).stdout
     lab.install_corral(project=tmp_path)
     assert box.run(["stat", "-c", "%i %Y", python, where.split()[-1]]).stdout == before
@@ -293,7 +386,7 @@ def test_a_second_process_cannot_take_a_lab_that_is_held(lab: Lab) -> None:
 class TestLifeOfAnotherLab:
     """A second lab beside the first: killed, interrupted, taken down."""
 
-    NAME = "spare"
+    NAME = f"{Layout.of().name}-2"
 
     @pytest.fixture(autouse=True)
     def _nothing_stays(self) -> Iterator[None]:
@@ -387,6 +480,13 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
         failed += 1
     s.close()
 print(answered, failed)
+"""
+
+HOLD = """
+import socket, sys, time
+held = socket.create_connection((sys.argv[1], 53), timeout=5)
+print("connected", flush=True)
+time.sleep(60)
 """
 
 FETCH = """

@@ -11,6 +11,7 @@ from .host import BASE_POLICY, FLOOD, Host
 pytestmark = pytest.mark.representative
 
 
+@pytest.mark.smoke
 def test_a_flood_as_the_first_act_reaches_nothing_in_fifty_starts(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("first-act")
@@ -51,6 +52,7 @@ def test_a_container_that_corral_did_not_start_reaches_nothing_from_a_corral_net
     assert host.internet.packets(forbidden) == host.internet.packets(allowed) == 0
 
 
+@pytest.mark.smoke
 def test_allowed_tls_works_at_the_first_attempt(host: Host) -> None:
     project = host.project("first-tls")
     for _ in range(3):

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
 
 OUTSIDE_NAME = "example.com"
 REQUIRED = frozenset({"uid", "gid", "home", "gateway", "probe"})
+LIMITS = {name: name for name in ("pids", "memory", "cpus", "nofile")}
 OPTIONAL = frozenset(
     {
         "mounts_rw",
         "mounts_ro",
         "state",
         "shadows",
+        "tmpfs",
+        "peers",
+        "limits",
+        "limits_best_effort",
         "host_services",
         "names",
         "env_file",
@@ -35,8 +40,12 @@ class Expectations:
     gateway: address of the host on the sandbox's network.
     probe: {"address", "port"} of a host outside that no policy allows; here a pair.
     mounts_rw, mounts_ro: the policy's mounts, equal paths on both sides.
-    state: directories in the container that outlive it.
-    shadows: paths that are covered by something empty and read-only.
+    state: corral's own writable mounts: the agent's home, and what outlives the container.
+    shadows: corral's own read-only mounts.
+    tmpfs: directories in memory.
+    peers: name -> address of every other sandbox container of the user.
+    limits: "pids", "memory" (bytes), "cpus", "nofile" -> what was asked for.
+    limits_best_effort: a limit whose controller is missing is excused.
     host_services: ports that are reachable as corral-host:<port>.
     names: pinned name -> addresses.
     env_file: path of the file of secrets on the host, or null.
@@ -64,6 +73,10 @@ class Expectations:
         self.mounts_ro = [clean(path) for path in body.get("mounts_ro", [])]
         self.state = [clean(path) for path in body.get("state", [])]
         self.shadows = [clean(path) for path in body.get("shadows", [])]
+        self.tmpfs = [clean(path) for path in body.get("tmpfs", [])]
+        self.peers = {str(name): str(address) for name, address in body.get("peers", {}).items()}
+        self.limits = {LIMITS[name]: float(value) for name, value in body.get("limits", {}).items()}
+        self.limits_best_effort = bool(body.get("limits_best_effort", False))
         self.host_services = [int(port) for port in body.get("host_services", [])]
         self.names = {str(name): sorted(map(str, found)) for name, found in body.get("names", {}).items()}
         self.env_file = clean(body["env_file"]) if body.get("env_file") else None

@@ -106,6 +106,16 @@ def no_capabilities(_: Expectations, system: System) -> str:
     return "all sets are empty, NoNewPrivs is 1"
 
 
+def seccomp(_: Expectations, system: System) -> str:
+    """The engine's filter of system calls is on, and what it must refuse is refused."""
+    mode = system.status().get("Seccomp", "unknown")
+    if mode != "2":
+        raise Failed(f"Seccomp: {mode}; system calls are not filtered")
+    if system.mount_over()["namespaces"]:
+        raise Failed("new user namespaces are allowed")
+    return "filtering; user namespaces are refused"
+
+
 def iptables_refused(_: Expectations, system: System) -> str:
     """The packet filter cannot even be read, raw sockets are refused, and a tool that is there fails."""
     code = system.ask_netfilter()

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import files, identity, mounts, reach
+from . import files, identity, limits, mounting, mounts, ownership, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -26,27 +26,39 @@ if TYPE_CHECKING:
 
 SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 CREDENTIALS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".netrc")
-PROFILE_CHECKS = {"root-owned": files.root_owned, "exec-dir": files.exec_dir, "runs": files.runs}
-TOTAL_WAIT = 20.0
+PROFILE_CHECKS = {
+    "root-owned": ownership.root_owned,
+    "ro-unwritable": files.ro_unwritable,
+    "exec-dir": files.exec_dir,
+    "runs": files.runs,
+}
+TOTAL_WAIT = 40.0
 
 
 def checks(expected: Expectations) -> list[tuple[str, Check]]:
-    """Return every check that these expectations call for, in the order they are printed."""
-    return [
+    """Return every check that these expectations call for, each once, in the order they are printed."""
+    listed = [
         ("non-root", identity.non_root),
         ("uid-matches-host", identity.uid_matches_host),
         ("no-sudo", identity.no_sudo),
         ("no-capabilities", identity.no_capabilities),
+        ("seccomp", identity.seccomp),
         ("iptables-refused", identity.iptables_refused),
         *((f"no-docker-socket:{path}", files.no_docker_socket(path)) for path in SOCKETS),
         *((f"no-credential-dir:{name}", files.no_credential_dir(name)) for name in CREDENTIALS),
         ("host-home-only-mounts", files.host_home_only_mounts),
         ("mounts-equal-policy", mounts.mounts_equal_policy),
         ("env-file-not-mounted", files.env_file_not_mounted),
+        ("read-only-root", files.read_only_root),
+        *((f"root-owned:{path}", ownership.root_owned(path)) for path in ownership.GUARDS),
         *((f"{kind}:{target}", profile_check(kind, target)) for kind, target in expected.profile),
         *((f"rw-writable:{path}", files.rw_writable(path)) for path in expected.mounts_rw),
-        *((f"ro-unwritable:{path}", files.ro_unwritable(path)) for path in expected.mounts_ro),
+        *(
+            (f"ro-unwritable:{path}", files.ro_unwritable(path))
+            for path in (*expected.mounts_ro, *expected.shadows)
+        ),
         *((f"state-writable:{path}", files.state_writable(path)) for path in expected.state),
+        ("limits", limits.limits),
         ("unlisted-host-blocked", reach.unlisted_host_blocked),
         ("dns-closed", reach.dns_closed),
         ("embedded-dns-closed", reach.embedded_dns_closed),
@@ -54,7 +66,12 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         ("no-ipv6-address", reach.no_ipv6_address),
         *((f"pinned-name:{name}", reach.pinned_name(name)) for name in sorted(expected.names)),
         *((f"host-service:{port}", reach.host_service(port)) for port in expected.host_services),
+        *(
+            (f"peer-unreachable:{name}", reach.peer_unreachable(address))
+            for name, address in sorted(expected.peers.items())
+        ),
     ]
+    return list(dict(listed).items())
 
 
 def profile_check(kind: str, target: str) -> Check:
@@ -112,5 +129,6 @@ def run(argv: Sequence[str], system: System) -> int:
 
 def main() -> NoReturn:
     """Run as a program."""
+    mounting.undumpable()
     # Without the usual way out: a check that hangs in the kernel must not keep the process.
     os._exit(run(sys.argv[1:], System()))

@@ -44,7 +44,6 @@ DOCKERS: dict[str, Own] = {
     **{f"/dev/{name}": _device(name) for name in ("null", "zero", "full", "random", "urandom", "tty")},
     "/sys": _whole("sysfs"),
     # Asked for by corral: where programs write what nobody keeps.
-    **dict.fromkeys(("/tmp", "/var/tmp"), _whole("tmpfs")),  # noqa: S108 - looked at, not used
     CGROUPS: lambda mount: mount.kind in {"cgroup2", "tmpfs"},
     "/etc/resolv.conf": _file(r"/containers/[0-9a-f]{64}/resolv\.conf"),
     "/etc/hostname": _file(r"/containers/[0-9a-f]{64}/hostname"),
@@ -55,15 +54,20 @@ DOCKERS: dict[str, Own] = {
 
 
 def mounts_equal_policy(expected: Expectations, system: System) -> str:
-    """Each mount is the policy's, the state's or Docker's, none is missing, and none is a socket."""
+    """Each mount is the policy's, corral's or Docker's, none is missing, and none is a socket.
+
+    What is read-only or writable is for ``ro-unwritable``, ``rw-writable`` and ``state-writable`` to try.
+    """
     table = system.mount_table()
     # Of several at one place the last one is what is seen.
     found = {mount.point: mount for mount in table}
-    read_only = {*expected.mounts_ro, *expected.shadows}
-    wanted = {*expected.mounts, *expected.state, *expected.shadows}
+    wanted = {*expected.mounts, *expected.state, *expected.shadows, *expected.tmpfs}
     problems = [f"{point} is not mounted" for point in sorted(wanted - set(found))]
-    writable = {point for point, mount in found.items() if not mount.ro}
-    problems += [f"{point} is not read-only" for point in sorted(read_only & writable)]
+    problems += [
+        f"{point} is not a file system in memory without set-id files and devices"
+        for point in expected.tmpfs
+        if point in found and not _in_memory(found[point])
+    ]
     brought = 0
     for mount in table:
         if system.is_socket(mount.point):
@@ -77,7 +81,11 @@ def mounts_equal_policy(expected: Expectations, system: System) -> str:
             problems.append(f"{mount.point} is mounted ({mount.kind})")
     if problems:
         raise Failed("; ".join(dict.fromkeys(problems)))
-    return f"{len(wanted)} of the policy and the state, {brought} below them, the others are Docker's"
+    return f"{len(wanted)} of the policy and corral's own, {brought} below them, the others are Docker's"
+
+
+def _in_memory(mount: Mount) -> bool:
+    return mount.kind == "tmpfs" and mount.root == "/" and {"nosuid", "nodev"} <= mount.options
 
 
 def dockers_own(mount: Mount, found: Mapping[str, Mount], system: System) -> bool:

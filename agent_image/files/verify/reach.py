@@ -28,6 +28,7 @@ CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
 REACHED = frozenset({"connected", "data", "closed"})
 # Seconds. A relay accepts at once, and closes again when nothing listens behind it.
 LINGER = 0.3
+PEER_PORTS = (8080, 8081, 8765, 443)
 IPV6_CONF = "/proc/sys/net/ipv6/conf"
 IPV6_ADDRESSES = "/proc/net/if_inet6"
 
@@ -127,6 +128,22 @@ def host_service(port: int) -> Check:
         if reply.kind not in REACHED:
             raise Failed(f"{HOST_ALIAS}:{port}: {reply}")
         return str(reply)
+
+    return check
+
+
+def peer_unreachable(address: str) -> Check:
+    """Return a check that another sandbox's container takes no connection on a sample of ports."""
+
+    def check(_: Expectations, system: System) -> str:
+        tries = [functools.partial(system.tcp, address, port) for port in PEER_PORTS]
+        replies = dict(zip(PEER_PORTS, together(tries, network.WAIT * 2)))  # noqa: B905 - Python 3.9
+        for port, reply in replies.items():
+            if reply.kind in REACHED:
+                raise Failed(f"{address}:{port} is reachable")
+            if reply.kind == "no-route":
+                raise Failed(f"{address}:{port} has no route, so nothing is proven: {reply}")
+        return f"{address}: " + ", ".join(f"{port} {reply.kind}" for port, reply in replies.items())
 
     return check
 

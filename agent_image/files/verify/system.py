@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
-from . import network
+from . import attempts, mounting, network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+PROGRAM = "/usr/local/bin/corral-verify"
+TRY_WAIT = 10.0
+# What programs get instead of an environment that somebody else may have made.
+ENVIRONMENT = {
+    "HOME": "/home/agent",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+}
 
 
 class Mount:
@@ -41,8 +54,9 @@ class System:
     Paths are the container's. What the kernel refuses is raised as OSError.
     """
 
-    def __init__(self, root: str = "") -> None:
+    def __init__(self, root: str = "", program: str = PROGRAM) -> None:
         self.root = root
+        self.program = program
 
     def real(self, path: str) -> Path:
         """Return where ``path`` is for this process."""
@@ -96,6 +110,10 @@ class System:
         """Return the uid that ``path`` itself belongs to."""
         return self.real(path).lstat().st_uid
 
+    def mode(self, path: str) -> int:
+        """Return the mode bits of ``path`` itself."""
+        return stat.S_IMODE(self.real(path).lstat().st_mode)
+
     def write(self, path: str) -> int:
         """Write to a directory (a file that is gone again) or open a file for writing; return whose it is."""
         real = self.real(path)
@@ -115,17 +133,29 @@ class System:
         finally:
             os.close(handle)
 
-    def rename(self, path: str) -> None:
-        """Rename something, and back."""
-        real = self.real(path)
-        aside = real.with_name(f"{real.name}.corral-verify-{os.urandom(6).hex()}")
-        real.rename(aside)
-        aside.rename(real)
+    def attempt(self, way: str, path: str) -> str:
+        """Try one of ``attempts.TRIES``; return what could not be put back."""
+        return attempts.TRIES[way](self.real(path))
 
-    def chmod(self, path: str) -> None:
-        """Set the mode something already has, which only its owner may."""
-        real = self.real(path)
-        real.chmod(real.stat().st_mode & 0o7777)
+    def mount_over(self, path: str = "") -> dict[str, bool]:
+        """Return which ways to mount something over a path are open (see ``mounting.attempt``).
+
+        Raises OSError or ValueError when that cannot be tried.
+        """
+        argv = [sys.executable, "-IS", "-c", mounting.CODE.format(self.program), path]
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TRY_WAIT,
+            check=False,
+            env=ENVIRONMENT,
+            cwd="/",
+        )
+        found = json.loads(done.stdout or b"null")
+        if done.returncode != 0 or not isinstance(found, dict):
+            raise ValueError(f"trying to mount ended with {done.returncode}")
+        return found
 
     def tcp(self, address: str, port: int, payload: bytes = b"", linger: float = 0.0) -> network.Reply:
         """Connect; with a payload, send it and wait for an answer; else see that it lasts so many seconds."""
@@ -143,10 +173,16 @@ class System:
         """Return the errno of reading the packet filter, 0 when it was answered."""
         return network.netfilter_errno()
 
+    def open_files(self) -> tuple[int, int]:
+        """Return the soft and the hard limit on open files."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
     def execute(self, argv: Sequence[str], wait: float) -> int:
         """Run a program quietly; return its exit code. Raises subprocess.TimeoutExpired."""
         null = subprocess.DEVNULL
-        done = subprocess.run(list(argv), stdin=null, stdout=null, stderr=null, timeout=wait, check=False)
+        done = subprocess.run(
+            list(argv), stdin=null, stdout=null, stderr=null, timeout=wait, check=False, env=ENVIRONMENT
+        )
         return done.returncode
 
 

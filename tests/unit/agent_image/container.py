@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_image.files.verify import attempts
 from agent_image.files.verify.expectations import Expectations
+from agent_image.files.verify.files import ROOT_DIRS
 from agent_image.files.verify.main import judge
 from agent_image.files.verify.network import Reply, query
+from agent_image.files.verify.ownership import GUARDS
 from agent_image.files.verify.system import System
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ HOME = "/home/zoe"
 PROJECT = f"{HOME}/Projects/demo"
 NOTES = f"{HOME}/notes"
 STATE = "/home/agent/.cache/tool"
+PEER = "192.0.2.9"
 ENGINE_FILES = "/var/lib/docker/containers/" + "0f" * 32
 
 # What Docker Engine 26 mounts in a container with an init process and no terminal, on cgroup 2.
@@ -55,6 +59,9 @@ BODY: dict[str, Any] = {
     "mounts_rw": [PROJECT],
     "mounts_ro": [NOTES],
     "state": [STATE],
+    "tmpfs": ["/tmp"],
+    "peers": {"corral-other-main": PEER},
+    "limits": {"pids": 4096, "memory": 2 << 30, "cpus": 1.5, "nofile": 16384},
     "host_services": [8081],
     "names": {"api.example": ["203.0.113.11", "203.0.113.10"]},
     "env_file": f"{HOME}/secret.env",
@@ -73,6 +80,7 @@ STATUS = {
     "CapBnd": "0000000000000000",
     "CapAmb": "0000000000000000",
     "NoNewPrivs": "1",
+    "Seccomp": "2",
 }
 HOSTS = f"""\
 127.0.0.1 localhost
@@ -102,7 +110,12 @@ def bound(point: str, options: str = "rw,relatime", kind: str = "ext4", root: st
     return f"999 911 254:0 {root or point} {point} {options} - {kind} /dev/vda rw\n"
 
 
-POLICYS_MOUNTS = bound(PROJECT) + bound(NOTES, "ro,relatime") + bound(STATE)
+POLICYS_MOUNTS = (
+    bound(PROJECT)
+    + bound(NOTES, "ro,relatime")
+    + bound(STATE)
+    + bound("/tmp", "rw,nosuid,nodev,relatime", kind="tmpfs", root="/")
+)
 
 
 class Container(System):
@@ -111,8 +124,10 @@ class Container(System):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.owners: dict[str, int] = {}
-        self.read_only: set[str] = {NOTES}
-        self.refused: set[str] = set()  # paths where write, rename and chmod are refused
+        self.read_only: set[str] = {NOTES, "/etc/hosts", *ROOT_DIRS}
+        self.refused: set[str] = set(GUARDS)  # paths where every try to change something is refused
+        self.mounting = {"here": False, "namespaces": False, "there": False}
+        self.nofile = (16384, 16384)
         self.netfilter = errno.EPERM
         self.raw: set[int] = set()  # address families that get a raw socket
         self.exit_code = 1
@@ -127,8 +142,15 @@ class Container(System):
         self.put("/proc/net/if_inet6", "")
         self.put("/etc/hosts", HOSTS)
         self.put("/etc/resolv.conf", "nameserver 127.0.0.11\noptions ndots:0\n")
+        for path in GUARDS:
+            if not self.there(path):
+                self.put(path)
+            self.owners[path] = 0
+        self.owners["/etc/hosts"] = 1000
+        for name, text in (("pids.max", "4096"), ("memory.max", str(2 << 30)), ("cpu.max", "150000 100000")):
+            self.put(f"/sys/fs/cgroup/{name}", f"{text}\n")
         for directory in (PROJECT, NOTES, STATE, "/usr/bin"):
-            self.real(directory).mkdir(parents=True)
+            self.real(directory).mkdir(parents=True, exist_ok=True)
 
     def put(self, path: str, text: str = "", mode: int = 0o644) -> Path:
         """Write a file of the container."""
@@ -157,13 +179,15 @@ class Container(System):
         super().write(path)
         return self.owners.get(path, 1000)
 
-    def rename(self, path: str) -> None:
+    def attempt(self, way: str, path: str) -> str:
         self._may(path)
-        super().rename(path)
+        return attempts.TRIES[way](self.real(path))
 
-    def chmod(self, path: str) -> None:
-        self._may(path)
-        super().chmod(path)
+    def mount_over(self, path: str = "") -> dict[str, bool]:
+        return self.mounting
+
+    def open_files(self) -> tuple[int, int]:
+        return self.nofile
 
     def _may(self, path: str) -> None:
         if path in self.read_only:

@@ -140,3 +140,18 @@ def test_tool_that_works_is_found_and_one_that_fails_is_not(container: Container
     assert container.executed == [(str(container.real("/usr/sbin/nft")), "list", "ruleset")]
     container.exit_code = 0
     assert outcome(identity.iptables_refused, container) == ("fail", "/usr/sbin/nft works")
+
+
+def test_system_calls_are_filtered(container: Container) -> None:
+    assert outcome(identity.seccomp, container)[0] == "ok"
+
+
+@pytest.mark.parametrize("mode", ["0", "1", ""])
+def test_missing_filter_of_system_calls_is_found(container: Container, mode: str) -> None:
+    container.set_status(Seccomp=mode)
+    assert outcome(identity.seccomp, container)[0] == "fail"
+
+
+def test_filter_that_lets_namespaces_be_made_is_found(container: Container) -> None:
+    container.mounting["namespaces"] = True
+    assert outcome(identity.seccomp, container) == ("fail", "new user namespaces are allowed")

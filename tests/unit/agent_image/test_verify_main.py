@@ -37,6 +37,7 @@ def test_checks_and_their_order() -> None:
         "uid-matches-host",
         "no-sudo",
         "no-capabilities",
+        "seccomp",
         "iptables-refused",
         "no-docker-socket:/var/run/docker.sock",
         "no-docker-socket:/run/docker.sock",
@@ -49,10 +50,17 @@ def test_checks_and_their_order() -> None:
         "host-home-only-mounts",
         "mounts-equal-policy",
         "env-file-not-mounted",
+        "read-only-root",
+        "root-owned:/usr/local/bin/corral-entrypoint",
+        "root-owned:/usr/local/bin/corral-verify",
+        "root-owned:/etc/hosts",
+        "root-owned:/etc/hostname",
+        "root-owned:/etc/resolv.conf",
         "runs:/x",
         f"rw-writable:{PROJECT}",
         f"ro-unwritable:{HOME}/notes",
         "state-writable:/home/agent/.cache/tool",
+        "limits",
         "unlisted-host-blocked",
         "dns-closed",
         "embedded-dns-closed",
@@ -60,7 +68,17 @@ def test_checks_and_their_order() -> None:
         "no-ipv6-address",
         "pinned-name:api.example",
         "host-service:8081",
+        "peer-unreachable:corral-other-main",
     ]
+
+
+def test_a_check_that_the_profile_asks_for_again_is_made_once() -> None:
+    names = [
+        name
+        for name, _ in main.checks(expect(profile=[{"kind": "root-owned", "target": "/etc/hosts"}]))
+        if name == "root-owned:/etc/hosts"
+    ]
+    assert len(names) == 1
 
 
 def test_broken_property_fails_exactly_its_check(container: Container) -> None:
@@ -118,6 +136,9 @@ def test_unknown_check_of_a_profile_fails(container: Container) -> None:
         {**BODY, "names": []},
         {**BODY, "host_services": ["http"]},
         {**BODY, "profile": ["runs"]},
+        {**BODY, "limits": {"disks": 1}},
+        {**BODY, "limits": {"pids": "many"}},
+        {**BODY, "peers": [PROBE]},
     ],
 )
 def test_expectations_that_cannot_be_used_fail(container: Container, body: Any) -> None:

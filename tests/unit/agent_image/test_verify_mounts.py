@@ -116,13 +116,27 @@ def test_mount_of_the_policy_that_is_missing_is_named(container: Container, path
     assert judged(container, "".join(lines)) == ("fail", f"{path} is not mounted")
 
 
-def test_what_is_covered_up_is_mounted_read_only(container: Container) -> None:
+def test_what_is_covered_up_is_mounted(container: Container) -> None:
     changes = {"shadows": ["/home/agent/.env"]}
     assert judged(container, MOUNTS, **changes) == ("fail", "/home/agent/.env is not mounted")
-    text = MOUNTS + bound("/home/agent/.env", "rw", root="/empty")
-    assert judged(container, text, **changes) == ("fail", "/home/agent/.env is not read-only")
     text = MOUNTS + bound("/home/agent/.env", "ro", root="/empty")
     assert judged(container, text, **changes)[0] == "ok"
+    assert judged(container, text)[0] == "fail"
+
+
+def test_what_lies_in_memory_is_a_file_system_of_its_own(container: Container) -> None:
+    assert judged(container, MOUNTS, tmpfs=["/tmp", "/var/tmp"]) == ("fail", "/var/tmp is not mounted")
+    for line in (
+        bound("/var/tmp", "rw,nosuid,nodev"),
+        bound("/var/tmp", "rw,nodev", kind="tmpfs", root="/"),
+        bound("/var/tmp", "rw,nosuid", kind="tmpfs", root="/"),
+        bound("/var/tmp", "rw,nosuid,nodev", kind="tmpfs", root="/secrets"),
+    ):
+        status, detail = judged(container, MOUNTS + line, tmpfs=["/tmp", "/var/tmp"])
+        assert status == "fail"
+        assert detail.startswith("/var/tmp is not a file system in memory")
+    text = MOUNTS + bound("/var/tmp", "rw,nosuid,nodev,relatime", kind="tmpfs", root="/")
+    assert judged(container, text, tmpfs=["/tmp", "/var/tmp"])[0] == "ok"
     assert judged(container, text)[0] == "fail"
 
 
@@ -136,6 +150,7 @@ def test_mounts_that_a_mount_brings_along_are_counted(container: Container) -> N
 def test_socket_is_found_wherever_it_is_mounted(container: Container, point: str) -> None:
     if point == PROJECT:
         container.real(PROJECT).rmdir()
+    container.real(point).unlink(missing_ok=True)
     socket(container, point)
     status, detail = judged(container, MOUNTS + bound(point, root="/run/docker.sock"))
     assert status == "fail"

@@ -6,7 +6,7 @@ import pytest
 
 from agent_image.files.verify import network, reach
 from agent_image.files.verify.network import Reply
-from tests.unit.agent_image.container import GATEWAY, PROBE, RESOLVER, Container, dns_reply, outcome
+from tests.unit.agent_image.container import GATEWAY, PEER, PROBE, RESOLVER, Container, dns_reply, outcome
 
 EMBEDDED = ("127.0.0.11", 53)
 
@@ -237,3 +237,24 @@ def test_query_is_a_dns_message() -> None:
     for record in network.RECORD_TYPES:
         message = from_wire(network.query("one.example.", record))
         assert message.question[0].to_text() == f"one.example. IN {record}"
+
+
+@pytest.mark.parametrize("kind", ["refused", "unreachable", "timeout"])
+def test_peer_that_takes_no_connection_is_unreachable(container: Container, kind: str) -> None:
+    for port in reach.PEER_PORTS:
+        container.open_tcp[PEER, port] = Reply(kind, 0.001)
+    assert outcome(reach.peer_unreachable(PEER), container)[0] == "ok"
+
+
+@pytest.mark.parametrize("kind", ["connected", "data", "closed"])
+@pytest.mark.parametrize("port", reach.PEER_PORTS)
+def test_each_port_of_a_peer_is_tried(container: Container, port: int, kind: str) -> None:
+    container.open_tcp[PEER, port] = Reply(kind, 0.001)
+    assert outcome(reach.peer_unreachable(PEER), container) == ("fail", f"{PEER}:{port} is reachable")
+
+
+def test_missing_route_to_a_peer_proves_nothing(container: Container) -> None:
+    container.open_tcp[PEER, 443] = Reply("no-route", 0.001)
+    status, detail = outcome(reach.peer_unreachable(PEER), container)
+    assert status == "fail"
+    assert "nothing is proven" in detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import requests
 from docker.errors import APIError, NotFound
 
+from corral import __version__
+from policy import versions
 from policy.errors import EnforcerError, NotReadyError
+
+stream_pair = socket.socketpair
 
 
 def refusal(status: int, explanation: str) -> APIError:
@@ -49,9 +54,10 @@ class FakeDocker:
 
     # networks
 
-    def networks(self) -> list[dict[str, Any]]:
+    def networks(self, filters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         self._called("networks")
-        return list(self.networks_by_name.values())
+        wanted = (filters or {}).get("label", [])
+        return [row for row in self.networks_by_name.values() if _labelled(row, wanted)]
 
     def inspect_network(self, name: str) -> dict[str, Any]:
         self._called("inspect_network")
@@ -98,6 +104,12 @@ class FakeDocker:
         self._called("disconnect")
         del self.containers_by_id[ident]["NetworkSettings"]["Networks"][name]
 
+    # images
+
+    def images(self, filters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        self._called("images")
+        return []
+
     # containers
 
     def create_container_from_config(self, body: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -133,8 +145,7 @@ class FakeDocker:
                 continue
             if "network" in filters and filters["network"] not in row["NetworkSettings"]["Networks"]:
                 continue
-            pairs = [label.split("=", 1) for label in wanted]
-            if any(row["Labels"].get(key) != value for key, value in pairs):
+            if not _labelled(row, wanted):
                 continue
             found.append(row)
         return found
@@ -179,17 +190,31 @@ class FakeDocker:
         self._called("remove")
         del self.containers_by_id[self._find(ident)["Id"]]
 
-    def exec_create(self, ident: str, argv: list[str], user: str) -> dict[str, Any]:
+    def exec_create(self, ident: str, argv: list[str], user: str, workdir: str = "") -> dict[str, Any]:
         self._called("exec")
         self._find(ident)
         self.commands.append(argv)
         return {"Id": "exec1"}
 
-    def exec_start(self, ident: str, demux: bool) -> tuple[bytes, bytes]:
-        return self.exec_output[:2]
+    def exec_start(self, ident: str, socket: bool) -> Any:
+        """Give the reading end of a stream that holds the output in frames, and ends."""
+        assert socket
+        ours, theirs = stream_pair()
+        with ours:
+            for number, text in ((1, self.exec_output[0]), (2, self.exec_output[1])):
+                if text:
+                    ours.sendall(bytes([number, 0, 0, 0]) + len(text).to_bytes(4, "big") + text)
+        return theirs
 
     def exec_inspect(self, ident: str) -> dict[str, Any]:
         return {"ExitCode": self.exec_output[2]}
+
+
+def _labelled(row: Mapping[str, Any], wanted: Iterable[str]) -> bool:
+    """Judge as the engine does: ``key`` alone, or ``key=value``."""
+    labels = row.get("Labels") or {}
+    pairs = [label.partition("=") for label in wanted]
+    return all(key in labels and (not sign or labels[key] == value) for key, sign, value in pairs)
 
 
 class FakeEnforcer:
@@ -197,9 +222,8 @@ class FakeEnforcer:
 
     def __init__(self) -> None:
         self.version_answer: dict[str, Any] = {
-            "version": "0.1.0",
-            "api": 1,
-            "writer": {"version": "0.1.0", "reachable": True},
+            **versions.describe(__version__),
+            "writer": {**versions.describe(__version__, versions.WRITER_SCHEMAS), "reachable": True},
         }
         self.running = True
         self.refusal: str | None = None

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent_image.files.verify.expectations import Expectations
-from corral import checks
-from corral.checks import Check, Sight, live_rules
+from corral import checks, livecheck
+from corral.checks import Check
+from corral.livecheck import Sight, live_rules
 from enforcer.vetting import Vetting
+from policy.container import Limits
 from policy.declaration import Declaration, HostService, Name
 from policy.loader import LoadedPolicy
 
@@ -122,24 +124,18 @@ def statuses(found: list[Check]) -> dict[str, str]:
 
 
 def test_each_part_of_the_skeleton_can_fail_alone() -> None:
-    names = {"live-rules": "ok", "skeleton-in-path": "ok", "backstop": "ok"}
-    assert statuses(checks.host_checks(GOOD, [])) == names
+    names = {"skeleton-in-path": "ok", "backstop": "ok"}
+    assert statuses(livecheck.skeleton_checks(GOOD)) == names
     for part in ("jump", "input", "ipv6"):
-        assert statuses(checks.host_checks({**GOOD, part: False}, [])) == {
-            **names,
-            "skeleton-in-path": "fail",
-        }
-    assert statuses(checks.host_checks({**GOOD, "backstop": False}, [])) == {**names, "backstop": "fail"}
-    assert statuses(checks.host_checks(GOOD, ["x"])) == {**names, "live-rules": "fail"}
-    assert statuses(checks.host_checks({}, [])) == {
-        "live-rules": "ok",
-        "skeleton-in-path": "fail",
-        "backstop": "fail",
-    }
-
-
-def test_the_skeleton_is_looked_at_once_not_per_session() -> None:
-    assert [check.shown_name for check in checks.host_checks(GOOD, [], "0a1b2c3d")] == ["live-rules@0a1b2c3d"]
+        told = {**GOOD, part: False, "problems": ["somebody was here"]}
+        found = livecheck.skeleton_checks(told)
+        assert statuses(found) == {**names, "skeleton-in-path": "fail"}
+        assert "somebody was here" in found[0].detail
+    other = livecheck.skeleton_checks({**GOOD, "problems": ["bridge-nf-call-iptables is 0, not 1"]})
+    assert statuses(other) == {**names, "skeleton-in-path": "fail"}
+    assert "bridge-nf-call-iptables is 0" in other[0].detail
+    assert statuses(livecheck.skeleton_checks({**GOOD, "backstop": False})) == {**names, "backstop": "fail"}
+    assert statuses(livecheck.skeleton_checks({})) == {"skeleton-in-path": "fail", "backstop": "fail"}
 
 
 def test_one_line_a_check_and_the_sum() -> None:
@@ -201,6 +197,29 @@ def test_a_checker_that_dies_or_lies_is_a_failure(stdout: str, stderr: str, code
     assert any(check.name == "checker" and check.status == "fail" for check in found)
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([line("a", "ok")], "it said nothing of b"),
+        ([line("a", "ok"), line("b", "ok"), line("c", "ok")], "it told of c, unasked or twice"),
+        ([line("a", "ok"), line("b", "ok"), line("b", "ok")], "it told of b, unasked or twice"),
+    ],
+    ids=["left-out", "unasked", "twice"],
+)
+def test_a_checker_answers_exactly_what_it_was_asked(lines: list[str], told: str) -> None:
+    found = checks.parse_checker("\n".join(lines), "", 0, asked=["a", "b"])
+    assert [check.detail for check in found if check.status == "fail"] == [told]
+
+
+def test_a_checker_that_does_not_understand_the_question_says_only_that() -> None:
+    found = checks.parse_checker(line("expectations", "fail"), "", 1, asked=["a", "b"])
+    assert statuses(found) == {"expectations": "fail"}
+
+
+def test_a_limit_that_nobody_asked_for_is_not_compared() -> None:
+    assert checks.asked_limits(Limits(0, 0, 0)) == {"nofile": 16384}
+
+
 def test_the_last_words_of_a_dead_checker_are_shown() -> None:
     (found,) = checks.parse_checker("", "x\ncorral-entrypoint: ERROR: running as root\n", 1)
     assert "running as root" in found.detail
@@ -253,6 +272,8 @@ def test_the_checker_understands_what_it_is_told(
         probe="192.0.2.1",
         names=NAMES,
         resolvers=["203.0.113.53"],
+        peers={"corral-other-main": "172.16.0.66"},
+        limits=Limits(4096, 2 << 30, 1_500_000_000),
     )
     understood = Expectations(json.loads(json.dumps(told)))
     assert (understood.uid, understood.gid, understood.home) == (1000, 1001, str(home))
@@ -261,6 +282,10 @@ def test_the_checker_understands_what_it_is_told(
     assert understood.host_services == [8081]
     assert understood.probe == ("192.0.2.1", 443)
     assert understood.env_file == str(secrets)
+    assert understood.tmpfs == ["/tmp", "/var/tmp"]
+    assert understood.peers == {"corral-other-main": "172.16.0.66"}
+    assert understood.limits == {"pids": 4096, "memory": 2 << 30, "cpus": 1.5, "nofile": 16384}
+    assert not understood.limits_best_effort
     assert understood.resolvers == ["203.0.113.53"]
     assert understood.names["api.example.com"] == ["203.0.113.10", "203.0.113.11"]
     assert len(understood.profile) == len(loaded.profile.verify)
@@ -291,7 +316,7 @@ def test_hosts_are_read_as_the_container_reads_them() -> None:
     text = (
         "127.0.0.1       localhost\n#\n203.0.113.1 A.example b.example # c.example\n203.0.113.1 a.example\n"
     )
-    assert checks.parse_hosts(text) == {
+    assert livecheck.parse_hosts(text) == {
         "localhost": ["127.0.0.1"],
         "a.example": ["203.0.113.1"],
         "b.example": ["203.0.113.1"],

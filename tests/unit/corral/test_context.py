@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from corral import __version__, context, process
-from corral.context import check_versions, current_user, parse_git_identity, time_zone
+from corral.context import Invocation, check_same, check_versions, current_user, parse_git_identity, time_zone
 from corral.membership import Membership
+from policy import versions
 from policy.errors import CorralError, EnforcerError
+from tests.unit.corral.fakes import FakeEnforcer
 
 
 def test_home_is_taken_from_the_account_when_unset() -> None:
@@ -48,17 +50,43 @@ def test_a_host_without_git_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> 
     assert context.git_identity({}) == {}
 
 
-def test_versions_must_be_equal_and_the_writer_reachable() -> None:
-    writer = {"version": __version__, "reachable": True}
+def test_versions_must_fit_and_the_writer_be_reachable() -> None:
     member = Membership(1000, "agnes", 999, member=True)
-    check_versions({"version": __version__, "api": 1, "writer": writer}, member)
-    with pytest.raises(EnforcerError, match=r"the enforcer is 9\.9") as caught:
-        check_versions({"version": "9.9", "writer": writer}, member)
-    assert caught.value.hint == "corral install"
-    lost = {"version": __version__, "writer": {"reachable": False, "error": "no permission for /run/x"}}
+    good = FakeEnforcer().version_answer
+    check_versions(good, member)
+    with pytest.raises(EnforcerError, match=r"corral is version .*, but the enforcer is 9\.9") as caught:
+        check_versions({**good, "version": "9.9"}, member)
+    assert "corral install" in str(caught.value.hint)
+    with pytest.raises(EnforcerError, match="api schema 1 and unknown"):
+        check_versions({"version": __version__, "writer": good["writer"]}, member)
+    with pytest.raises(EnforcerError, match=r"but the netfilter writer is 0\.0\.1") as caught:
+        check_versions({**good, "writer": {**good["writer"], "version": "0.0.1"}}, member)
+    assert caught.value.hint == "run: corral install"
+    denied = {"reachable": False, "error": "no permission for /run/x"}
     with pytest.raises(EnforcerError, match="cannot reach the netfilter writer") as caught:
-        check_versions(lost, member)
+        check_versions({**good, "writer": denied}, member)
     assert "systemctl restart user@1000.service" in str(caught.value.hint)
+    # Another version, or no writer at all, is a difference for those who need it only.
+    check_same({**good, "writer": denied})
+
+
+def test_state_of_a_newer_version_is_refused_before_anything_is_written(
+    invocation: Invocation, home: Path
+) -> None:
+    data = home / ".local" / "share" / "corral"
+    data.mkdir(parents=True)
+    (data / versions.STATE_FILE).write_text('{"version": "9.9", "schemas": {"state": 99}}')
+    for look in (lambda: invocation.data, lambda: invocation.paths):
+        with pytest.raises(CorralError, match=r"written by corral 9\.9 \(state schema 99\)"):
+            look()
+    assert [path.name for path in data.iterdir()] == [versions.STATE_FILE]
+
+
+def test_who_writes_state_says_so(invocation: Invocation, home: Path) -> None:
+    assert invocation.paths.root.parent == home / ".local" / "share" / "corral"
+    found = versions.read_state(invocation.data)
+    assert found is not None
+    assert (found.release, found.schemas) == (__version__, {versions.STATE: versions.SCHEMAS[versions.STATE]})
 
 
 def test_another_user_s_runtime_directory_is_not_taken_over(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +14,14 @@ import pytest
 from corral import install as module
 from corral import process
 from corral.install import await_enforcer, check_before, root_program
+from corral.installer.bundle import MODULES, program, source
 from corral.membership import Membership
 from policy.errors import EnforcerError, InstallError
+from tests.unit.corral.fakes import FakeEnforcer
 
 MEMBER = Membership(1000, "agnes", 999, member=True)
 ENVIRON = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": "/run/user/1000"}
-GOOD = {"version": "0.1.0", "writer": {"reachable": True}}
+GOOD = FakeEnforcer().version_answer
 
 Answer = tuple[int, str, str]
 
@@ -38,6 +44,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
 
     monkeypatch.setattr(module.process, "run", run)
     monkeypatch.setattr(module, "enforcer_executable", lambda: None)
+    monkeypatch.setattr(module.hostfacts, "require_local_engine", lambda _: None)
     monkeypatch.setattr(module, "process_groups", lambda pid: {1000, 999} if pid == 77 else None)
     return answers
 
@@ -91,7 +98,7 @@ def test_a_failed_check_comes_before_the_step_with_sudo(
 
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(module, "check_before", refuse)
-    monkeypatch.setattr(module, "_root_step", never)
+    monkeypatch.setattr(module, "as_root", never)
     with pytest.raises(InstallError, match="not now"):
         module.install(echo=lambda _: None, assume_yes=True)
 
@@ -103,7 +110,7 @@ def test_all_steps_find_the_user_manager_without_a_login_and_the_writer_is_insis
     insisted: list[Membership] = []
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(module, "_root_step", lambda program: None)
+    monkeypatch.setattr(module, "as_root", lambda *_: {})
     monkeypatch.setattr(module, "membership", lambda uid: MEMBER)
     monkeypatch.setattr(
         module, "check_before", lambda environ, _: runtimes.append(environ["XDG_RUNTIME_DIR"])
@@ -134,12 +141,13 @@ def wait(ask: Callable[[], Mapping[str, Any]]) -> list[float]:
 
 
 def test_the_enforcer_is_waited_for_until_it_reaches_the_writer() -> None:
-    starting = {"writer": {"reachable": False, "error": "the writer does not answer"}}
+    starting = {**GOOD, "writer": {"reachable": False, "error": "the writer does not answer"}}
     assert len(wait(asked(EnforcerError("not running"), starting, GOOD))) == 2
 
 
 def test_an_enforcer_without_the_writer_is_no_installation() -> None:
-    denied = {"writer": {"reachable": False, "error": "no permission for /run/corral/netfilter.sock"}}
+    lost = "no permission for /run/corral/netfilter.sock"
+    denied = {**GOOD, "writer": {"reachable": False, "error": lost}}
     with pytest.raises(InstallError, match="no permission") as caught:
         wait(asked(denied))
     assert "systemctl restart user@1000.service" in str(caught.value.hint)
@@ -148,10 +156,48 @@ def test_an_enforcer_without_the_writer_is_no_installation() -> None:
     assert "journalctl" in str(caught.value.hint)
 
 
-def test_the_program_for_root_is_understood_by_an_old_python() -> None:
-    """It has to get as far as saying that the Python is too old: no annotation may be evaluated before."""
-    import __future__
-
+def test_an_old_python_gets_as_far_as_the_message_about_its_age(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     program, _ = root_program()
-    code = compile(program, "root", "exec", dont_inherit=True)
-    assert code.co_flags & __future__.annotations.compiler_flag
+    code = compile(ast.parse(program, feature_version=(3, 7)), "root", "exec", dont_inherit=True)
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    with pytest.raises(SystemExit) as ended:
+        exec(code, {})
+    assert ended.value.code == 1
+    assert "needs 3.11 or newer" in json.loads(capsys.readouterr().err)["message"]
+
+
+def imported(module: str) -> set[str]:
+    """Return what a module imports, without what only a type checker reads."""
+    found = set()
+    for node in ast.walk(ast.parse(source(module))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def test_programs_for_root_need_nothing_but_the_standard_library_and_each_other() -> None:
+    own = {*MODULES, "corral.installer.root", "corral.installer.removal"}
+    packages = {name.rpartition(".")[0] for name in own}
+    for one in own:
+        for name in imported(one) - own - packages:
+            standard = name.partition(".")[0] in sys.stdlib_module_names
+            assert standard or name.rpartition(".")[0] in own, (one, name)
+
+
+@pytest.mark.parametrize("text", [root_program()[0], program("corral.installer.removal", {})])
+def test_programs_for_root_run_alone(text: str) -> None:
+    """In the system's Python, isolated, without corral: all they may say is that they are not root."""
+    head, _, _ = text.rpartition("\nsys.exit(")
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", "-"],
+        input=head + "\nprint(sorted(n for n in sys.modules if n.startswith(('corral.', 'policy.'))))",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "corral.installer.common" in done.stdout

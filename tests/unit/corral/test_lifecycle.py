@@ -287,6 +287,19 @@ def test_preparing_makes_image_network_relays_and_state(
     assert said.getvalue() == ""
 
 
+def test_an_engine_whose_bridges_are_not_here_is_refused_before_a_container_is_made(
+    invocation: Invocation, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Image:
+        image = "sha256:built"
+
+    monkeypatch.setattr(lifecycle, "ensure_image", lambda _: Image())
+    monkeypatch.setattr(network, "host_ranges", lambda environ: [])
+    with pytest.raises(CorralError, match="is not on this machine"):
+        prepare(invocation)
+    assert docker_engine.containers_by_id == {}
+
+
 def test_the_configured_range_replaces_the_defaults() -> None:
     assert lifecycle.subnet_ranges(IPv4Network("10.66.0.0/16")) == [IPv4Network("10.66.0.0/16")]
     assert str(lifecycle.subnet_ranges(None)[0]) == "172.16.0.0/16"

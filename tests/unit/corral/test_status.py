@@ -12,6 +12,7 @@ SESSION: dict[str, Any] = {
     "state": "running",
     "problems": [],
     "denied": 3,
+    "dead_resolver": 2,
     "host_services": [{"name": "llama", "port": 8081}],
     "names": [
         {
@@ -64,7 +65,7 @@ def test_a_session_shows_names_addresses_services_and_errors() -> None:
         "    git.example.com  STALE  -                          0        -    -",
         "    git.example.com: timeout: no answer within 6 s",
         "    host service llama: corral-host:8081",
-        "    3 packets denied",
+        "    3 packets denied (see: corral denied); its dead resolver was asked 2 times",
     ]
 
 
@@ -105,7 +106,7 @@ def test_a_state_that_is_not_good_stands_out() -> None:
 def test_strangers_are_named_with_the_reason() -> None:
     stranger = {"name": "curious", "network": "corral-demo-0123abcd", "reasons": ["not declared"]}
     text = render(status(strangers=[stranger]), colour=False)
-    assert "STRANGER: container curious on corral-demo-0123abcd reaches nothing: not declared" in text
+    assert "STRANGER: container curious on corral-demo-0123abcd: not declared" in text
 
 
 def test_nothing_at_all_is_said() -> None:
@@ -113,3 +114,51 @@ def test_nothing_at_all_is_said() -> None:
     empty = {"sandbox": "demo-0123abcd", "subnet": "172.16.0.0/26", "bridge": "corral-0123abcd"}
     assert render(status(sandboxes=[empty]), colour=False).endswith("  no sessions")
     assert render({}, colour=False) == "no sandboxes"
+
+
+def names(*rows: dict[str, Any]) -> list[str]:
+    session = {**SESSION, "names": list(rows), "host_services": [], "denied": 0, "dead_resolver": None}
+    body = status()
+    body["sandboxes"][0] = {**body["sandboxes"][0], "sessions": [session]}
+    return render(body, colour=False).splitlines()[2:]
+
+
+def test_many_names_keep_the_columns_and_nothing_wraps() -> None:
+    name = SESSION["names"][0]
+    long = "a" * 63 + "." + "b" * 63 + "." + "c" * 63 + ".example.com"
+    many = [f"203.0.113.{n}" for n in range(64)]
+    rows = [{**name, "name": f"n{n}.example.com", "packets": 10**n} for n in range(12)]
+    lines = names({**name, "name": long}, *rows, {**name, "addresses": many, "lingering": ["203.0.113.99"]})
+    assert lines[1].strip() == long
+    table = [lines[0], *lines[2:]]
+    places = {line.index(" OK ") for line in table[1:]}
+    assert places == {table[0].index(" STATE")}
+    assert max(len(line) for line in table) < 120
+    assert "203.0.113.0 203.0.113.1 203.0.113.2 +61 (1 ending)" in table[-1]
+
+
+def test_times_are_short() -> None:
+    name = SESSION["names"][0]
+    ages = {0: "0s", 99: "99s", 600: "10m", 5940 + 60: "2h", 86400 * 9: "9d"}
+    for age, shown in ages.items():
+        (line,) = names({**name, "age": age, "next_refresh": None})[1:]
+        assert line.split()[-2:] == [shown, "-"]
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\r\n"
+
+
+def test_nothing_in_any_field_reaches_the_terminal_as_it_is() -> None:
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, str):
+            return value + HOSTILE
+        if isinstance(value, dict):
+            return {key: poisoned(item) for key, item in value.items()}
+        return [poisoned(item) for item in value] if isinstance(value, list) else value
+
+    stranger = {"container": "x", "name": "guest", "network": "net", "reasons": ["why"]}
+    body = status(permit_ranges=["203.0.113.0/24"], problems=["x"], errors=["y"], strangers=[stranger])
+    lines = render(poisoned(body), colour=False).split("\n")
+    assert all(line.isprintable() for line in lines)
+    # Two names are too wide for the table now.
+    assert len(lines) == len(render(body, colour=False).split("\n")) + 2

@@ -5,6 +5,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
+import requests
 
 from corral import network, state, verify
 from corral.checks import Check
@@ -27,6 +28,8 @@ def prepared(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> Prepare
     network._create(invocation.api, loaded.sandbox, invocation.user.uid, [PLAN.subnet], [])
     made = Prepared(invocation.user, "sha256:1", PLAN, {}, Limits())
     monkeypatch.setattr(verify, "prepare", lambda _: made)
+    # The checker here says what a test lets it say.
+    monkeypatch.setattr(verify, "asked", lambda _: [])
     return made
 
 
@@ -47,7 +50,7 @@ def test_the_throw_away_container_gets_what_run_gives_but_the_command(
     docker_engine.stdout = GOOD
     verify.verify(invocation)
     body = seen[0]
-    assert body["Cmd"][0] == verify.CHECKER
+    assert body["Cmd"][0] == verify.PROGRAM
     assert body["Labels"]["io.corral.purpose"] == "verify"
     session_of = body["Labels"]["io.corral.session"]
     text = json.dumps({**body, "Cmd": usual["Cmd"]}, sort_keys=True)
@@ -110,7 +113,7 @@ def test_a_running_session_is_checked_as_its_user(
     users: list[str] = []
     real = docker_engine.exec_create
     docker_engine.exec_create = (  # type: ignore[method-assign]
-        lambda ident, argv, user: (users.append(user), real(ident, argv, user))[1]
+        lambda ident, argv, user, workdir: (users.append(user), real(ident, argv, user, workdir))[1]
     )
     with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
         docker_engine.start(session.ident)
@@ -135,7 +138,7 @@ def test_a_running_session_is_checked_as_its_user(
     assert set(users) == {f"{invocation.user.uid}:{invocation.user.gid}"}
     told = json.loads(docker_engine.commands[0][1])
     assert told["names"] == {"api.example.com": ["203.0.113.10"]}
-    assert docker_engine.commands[0][0] == verify.CHECKER
+    assert docker_engine.commands[0][0] == verify.PROGRAM
 
 
 @pytest.mark.parametrize("what", ["egress", "mounts"])
@@ -186,3 +189,70 @@ def test_a_container_that_the_gate_stopped_fails_by_the_gates_words(
     found = [check for check in verify.verify(invocation) if check.status == "fail"]
     assert "FAIL gate: unlisted host reachable — isolation broken" in [check.line() for check in found]
     assert "checker" not in {check.name for check in found}
+
+
+def test_a_checker_that_leaves_a_check_out_is_a_failure(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_engine.stdout = GOOD
+    monkeypatch.undo()
+    told = verify._expectations(invocation, prepared, {}, {"corral-other-main": "172.16.0.66"})
+    names = verify.asked(told)
+    assert {"non-root", "read-only-root", "limits", "peer-unreachable:corral-other-main"} <= set(names)
+    monkeypatch.setattr(verify, "prepare", lambda _: prepared)
+    found = {check.name: check for check in verify.verify(invocation)}
+    assert found["checker"].status == "fail"
+    assert "no-sudo" in found["checker"].detail
+    assert "gate" not in found
+
+
+def test_a_container_that_the_service_refuses_is_told_with_the_state_of_the_rules(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    enforcer.refusal = "nothing new is granted: table inet corral is missing"
+    enforcer.live_answer["skeleton"]["backstop"] = False
+    found = results(verify.verify(invocation))
+    assert found == {"session-ready": "fail", "skeleton-in-path": "ok", "backstop": "fail"}
+    assert "start" not in docker_engine.calls
+    assert docker_engine.containers_by_id == {}
+
+
+def test_a_checker_that_does_not_end_is_a_failure_and_not_an_error(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.fail["wait"] = requests.ReadTimeout("read timed out")
+    found = results(verify.verify(invocation))
+    assert found["checker"] == "fail"
+    assert found["backstop"] == "ok"
+    docker_engine.fail["wait"] = requests.ConnectionError("gone")
+    with pytest.raises(EngineError, match="Docker went away"):
+        verify.verify(invocation)
+
+
+def test_peers_are_all_running_containers_but_the_one_that_asks() -> None:
+    def row(ident: str, state: str, address: str) -> dict[str, str]:
+        return {"container": ident, "name": f"corral-{ident}", "state": state, "address": address}
+
+    status = {
+        "sandboxes": [
+            {"sessions": [row("a", "running", "172.16.0.2"), row("b", "ready", "172.16.0.3")]},
+            {"sessions": [row("c", "running", "172.16.0.66"), row("d", "running", "")]},
+            {"sessions": None},
+        ]
+    }
+    assert verify.peers(status, "a") == {"corral-c": "172.16.0.66"}
+    assert verify.peers(status, "") == {"corral-a": "172.16.0.2", "corral-c": "172.16.0.66"}
+    assert verify.peers({}, "") == {}
+
+
+@pytest.mark.parametrize(
+    ("pids", "stale"), [(4096, False), (None, False), (0, False), (-1, False), (100, True)]
+)
+def test_limits_of_an_earlier_policy_are_a_difference_and_discarded_ones_are_not(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, pids: int | None, stale: bool
+) -> None:
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        docker_engine.containers_by_id[session.ident]["Body"]["HostConfig"]["PidsLimit"] = pids
+        inspect = docker_engine.inspect_container(session.ident)
+        told = verify.started_differently(invocation, inspect, prepared.limits)
+    assert ("PidsLimit" in told) == stale

@@ -43,6 +43,7 @@ class FakeWriter:
         self.applies: list[dict[tuple[Any, ...], str]] = []
         self.broken = False
         self.packets = 0
+        self.asked: list[tuple[Any, ...]] = []
 
     def _held(self) -> Held:
         pins = tuple(Entry(*row, 3600, self.packets, text) for row, text in self.pins.items())
@@ -56,6 +57,12 @@ class FakeWriter:
         if self.broken:
             raise EnforcerError("the writer does not answer")
         return self._held()
+
+    def denied(self, epoch: str, after: int, sources: Any, tallies: bool) -> dict[str, Any]:
+        if self.broken:
+            raise EnforcerError("the writer does not answer")
+        self.asked.append((epoch, after, tuple(sources), tallies))
+        return {"epoch": "one", "next": 0, "lost": 0, "records": [], "totals": {}, "problem": ""}
 
     def apply(self, _boxes: Any, pins: list[list[Any]], host: list[list[Any]]) -> Held:
         if self.broken:
@@ -73,6 +80,8 @@ class FakeEngine:
         self.inspects: dict[str, dict[str, Any]] = {}
         self.queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self.disconnected: list[tuple[str, str]] = []
+        self.stopped: list[str] = []
+        self.execs: dict[str, dict[str, Any]] = {}
         self.broken: set[str] = set()
         self.listing = threading.Event()
         self.listing.set()
@@ -103,6 +112,19 @@ class FakeEngine:
     def disconnect(self, network: str, ident: str) -> None:
         self.disconnected.append((network, ident))
         self.inspects[ident]["NetworkSettings"]["Networks"].pop(network, None)
+
+    def stop(self, ident: str) -> None:
+        self.stopped.append(ident)
+
+    def joiners(self) -> list[str]:
+        return [
+            ident
+            for ident, row in self.inspects.items()
+            if str(row["HostConfig"]["NetworkMode"]).startswith("container:")
+        ]
+
+    def exec(self, ident: str) -> dict[str, Any] | None:
+        return self.execs.get(ident)
 
     def subscribe(self) -> Iterator[Mapping[str, Any]]:
         return iter(self.queue.get, None)
@@ -569,3 +591,45 @@ def test_a_dead_service_is_told_with_the_command_that_starts_it(tmp_path: Path) 
     with pytest.raises(EnforcerError) as caught:
         Client(tmp_path / "none.sock").status()
     assert caught.value.hint == "systemctl --user start corral-enforcer"
+
+
+def test_who_joins_or_enters_a_sandbox_is_told_in_status(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        world.engine.inspects["j1"] = {
+            "Id": "j1",
+            "Name": "/joiner",
+            "State": {"Running": True},
+            "Config": {},
+            "HostConfig": {"NetworkMode": "container:c1"},
+        }
+        world.engine.send("start", "j1", ours=False)
+        await eventually(lambda: world.engine.stopped == ["j1"])
+        world.engine.execs["e1"] = {"ProcessConfig": {"user": "root", "privileged": True}}
+        event = {"ID": "c1", "Attributes": {"io.corral.uid": str(UID), "execID": "e1"}}
+        world.engine.queue.put({"Type": "container", "Action": "exec_start: sh -c id", "Actor": event})
+        await eventually(lambda: "e1" in world.service.tracker.strangers)
+        told = {row["name"]: row["reasons"] for row in (await ask(world.client.status))["strangers"]}
+        assert "stopped" in told["joiner"]
+        name = world.engine.inspects["c1"]["Name"].lstrip("/")
+        assert told[name][0] == "docker exec --privileged as root: corral did not start it"
+        world.engine.send("die", "c1")
+        await eventually(lambda: set(world.service.tracker.strangers) == {"j1"})
+
+    play(acts)
+
+
+def test_execs_and_joiners_from_before_the_service_started_are_found(play: Callable[..., World]) -> None:
+    def before(world: World) -> None:
+        world.container("c1", "00000001")
+        world.engine.inspects["c1"]["ExecIDs"] = ["e1"]
+        world.engine.execs["e1"] = {"ProcessConfig": {"user": "0", "privileged": False}}
+        world.container("j1", "00000002", "172.16.0.3", NetworkMode="container:c1")
+        world.engine.inspects["j1"]["State"] = {"Status": "running", "Running": True}
+
+    async def acts(world: World) -> None:
+        await eventually(lambda: set(world.service.tracker.strangers) == {"e1", "j1"})
+        assert world.engine.stopped == ["j1"]
+
+    play(acts, before)

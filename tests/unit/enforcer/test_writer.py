@@ -323,3 +323,14 @@ def test_a_link_that_went_takes_its_elements_along(live: Live) -> None:
             break
         time.sleep(0.01)
     assert live.kernel.entries(PINS) == {}
+
+
+def test_the_time_a_repair_took_begins_with_its_first_failure(caplog: pytest.LogCaptureFixture) -> None:
+    kernel, moments = FakeKernel(), iter(range(100, 200))
+    of = Writer(kernel, Skeleton(), "test", sleep=lambda _: None, clock=lambda: next(moments))
+    kernel.fail_at = 1
+    with caplog.at_level(logging.WARNING):
+        of.heal("the test")
+    (told,) = [record.getMessage() for record in caplog.records if "healed" in record.getMessage()]
+    # Two looks at a clock that moves a second each time, whatever it shows.
+    assert "in 1000 ms" in told

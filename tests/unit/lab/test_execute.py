@@ -137,3 +137,14 @@ def test_steps_print_one_line_each_with_the_time() -> None:
     with pytest.raises(ValueError, match="no"), steps("failing"):
         raise ValueError("no")
     assert out.getvalue() == "lab: thinking: 2.5 s\nlab: failing: FAILED after 1.0 s\n"
+
+
+def test_a_daemon_is_killed_with_what_it_forked(tmp_path: Path) -> None:
+    script = "sleep 60 & echo $! >child; wait"
+    daemon = execute.start_daemon(["/bin/sh", "-c", script], log=tmp_path / "log", cwd=tmp_path)
+    execute.wait_until(lambda: execute.read_text(tmp_path / "child").strip() != "", "it forked", 10)
+    child = execute.Process.of(int((tmp_path / "child").read_text()))
+    daemon.kill_group()
+    assert not daemon.alive()
+    assert not child.alive()
+    daemon.kill_group()

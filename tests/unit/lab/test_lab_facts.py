@@ -24,13 +24,17 @@ MOUNTINFO = """\
 """
 
 
-@pytest.mark.parametrize("name", ["Main", "a-b", "", "../x", "1st", "a" * 13, "a b"])
+@pytest.mark.parametrize("name", ["Main", "a-", "-a", "", "../x", "1st", "a" * 25, "a b", "a_b"])
 def test_odd_names_of_labs_are_refused(name: str) -> None:
     if name:
         with pytest.raises(LabError, match="cannot be the name"):
             Layout.of(name, {})
     else:
         assert Layout.of(name, {}).name == "main"
+
+
+def test_hyphens_are_part_of_plain_names() -> None:
+    assert Layout.of("a-b2", {}).box_netns == "corral-a-b2-box"
 
 
 def test_name_comes_from_the_call_then_the_environment() -> None:
@@ -64,11 +68,6 @@ def test_code_key_depends_on_the_code(tmp_path: Path) -> None:
 def test_no_name_shares_an_address_with_the_forbidden_one() -> None:
     reached = [name for name, addresses in layout.NAMES.items() if layout.FORBIDDEN in addresses]
     assert reached == ["forbidden.corral.example"]
-
-
-def test_cgroup2_is_found_in_the_hybrid_layout() -> None:
-    assert state.cgroup2_mount(MOUNTINFO) == Path("/sys/fs/cgroup/unified")
-    assert state.cgroup2_mount("22 1 254:0 / / rw - ext4 /dev/root rw\n") is None
 
 
 def test_mounts_of_a_lab_are_its_own_deepest_first() -> None:
@@ -157,7 +156,13 @@ def test_proxy_variables_come_in_both_cases_and_spare_the_labs_own_names() -> No
 def test_sources_have_security_only_where_the_machine_has() -> None:
     with_security = trees.apt_sources("bookworm", "http://m.example/debian", "http://m.example/security")
     assert "Suites: bookworm-security\n" in with_security
+    assert "Suites: bookworm bookworm-updates\n" in with_security
     assert "security" not in trees.apt_sources("bookworm", "http://m.example/debian", None)
+
+
+def test_a_suite_that_is_not_released_has_one_archive() -> None:
+    text = trees.apt_sources("sid", "http://m.example/debian", "http://m.example/security", released=False)
+    assert [line for line in text.splitlines() if line.startswith("Suites")] == ["Suites: sid"]
 
 
 def test_libraries_are_the_dependencies_that_are_libraries() -> None:

@@ -1,0 +1,99 @@
+"""The engines a lab can have: which Debian brings which, and what its box needs. Facts only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .execute import LabError
+
+VARIABLE = "CORRAL_LAB_ENGINE"
+
+_COMMON = (
+    "bash-completion",
+    "ca-certificates",
+    "conntrack",
+    "curl",
+    "dbus",
+    "dbus-user-session",
+    "docker.io",
+    "git",
+    "ipset",
+    "iproute2",
+    "iptables",
+    "iputils-ping",
+    "jq",
+    "libpam-systemd",
+    "make",
+    "nftables",
+    "openssl",
+    "pipx",
+    "procps",
+    "python3",
+    "python3-venv",
+    "rootlesskit",
+    "slirp4netns",
+    "sudo",
+    "systemd",
+    "systemd-resolved",
+    "systemd-sysv",
+    "tmux",
+    "uidmap",
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Debian suite and the engine it has. The suite's name is the engine's name."""
+
+    name: str
+    version: str | None
+    """What the engine's version begins with; None for a suite that moves on."""
+    extra: tuple[str, ...] = ()
+    """Packages beside the common ones: the suites cut the engine differently."""
+    cgroup1: bool = False
+    """Whether its systemd is to run with controllers of cgroup 1 where the machine has them there."""
+    own_boot_id: bool = True
+    """False where systemd tells processes of other boots by a boot id that it reads from a fresh /proc."""
+    released: bool = True
+    """Whether it has an archive of updates and one of security fixes."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Debian packages of the box, beside minbase."""
+        return tuple(sorted({*_COMMON, *self.extra}))
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("bookworm", "20.10.24", cgroup1=True),
+        Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli")),
+        Engine("sid", None, extra=("docker-buildx", "docker-cli"), own_boot_id=False, released=False),
+    )
+}
+DEFAULT = "trixie"
+
+
+def chosen(name: str | None = None, environ: Mapping[str, str] = os.environ) -> Engine:
+    """The engine of that name, else the one the environment names, else the default. Raises LabError."""
+    name = name or environ.get(VARIABLE) or DEFAULT
+    try:
+        return ENGINES[name]
+    except KeyError:
+        raise LabError(f"no lab has the engine {name!r}", f"one of {', '.join(ENGINES)}") from None
+
+
+def why_not(engine: Engine, names: Sequence[str], reason: str) -> str | None:
+    """Why a test that is for the named engines does not run on this one; None when it does.
+
+    Raises LabError for an unknown engine and for a restriction nobody gave a reason for.
+    """
+    for name in names:
+        chosen(name)
+    if not names or not reason:
+        raise LabError(
+            "a test is kept from engines without saying which, or why", 'engine("sid", reason="…")'
+        )
+    return None if engine.name in names else f"not on {engine.name}, but on {', '.join(names)}: {reason}"

@@ -1,0 +1,101 @@
+"""Field cases about life and names: pause, rename, subnets that are taken, names that look alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from .flooding import ALLOWED_URL, flooding
+from .host import BASE_POLICY, Host, until
+
+
+@pytest.mark.case(14)
+def test_rules_follow_a_sandbox_that_is_paused_and_renamed(host: Host) -> None:
+    with flooding(host, "paused") as flood:
+        session = flood.project.sandbox["sessions"][0]
+        held = [f"{session['address']},tcp:443,{address}" for address in ("203.0.113.10", "203.0.113.20")]
+
+        def elements() -> list[str]:
+            listed = host.root("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
+            return sorted(line.split()[0] for line in listed.splitlines())
+
+        assert elements() == held
+        for words in (("pause",), ("unpause",), ("rename", "another-name"), ("rename", session["name"])):
+            who = session["container"]
+            host.box.run(["docker", words[0], who, *words[1:]])
+            host.wait_enforcer()
+            assert elements() == held
+            rows = flood.project.sandbox["sessions"]
+            assert [row["container"] for row in rows] == [who]
+        assert flood.leaked == (0, 0)
+        flood.works()
+
+
+@pytest.mark.case(23)
+def test_a_range_that_is_routed_or_used_is_left_alone_and_others_are_found(host: Host) -> None:
+    # A VPN whose route covers the preferred range, and a network of Docker's inside the next one.
+    host.shell(
+        "ip tuntap add vpn0 mode tun; ip link set vpn0 up; ip route add 172.16.0.0/16 dev vpn0", user="root"
+    )
+    project = host.project("routed")
+    try:
+        assert "203.0.113.10" in project.inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout
+        assert not project.sandbox["subnet"].startswith("172.16.")
+    finally:
+        host.root("ip", "link", "del", "vpn0")
+    # A range that was chosen by hand and is taken: said, with the reason and the place to change it.
+    config = f"{host.box.home}/.config/corral/enforcer.toml"
+    former = host.box.read(config)
+    host.shell(
+        "ip tuntap add vpn0 mode tun; ip link set vpn0 up; ip route add 10.66.0.0/16 dev vpn0", user="root"
+    )
+    host.box.write(config, former + 'subnet_range = "10.66.0.0/16"\n')
+    try:
+        other = host.project("chosen")
+        done = other.inside("touch", "ran", check=False)
+        assert done.returncode == 1
+        assert "10.66.0.0/16" in done.stderr
+        assert "enforcer.toml" in done.stderr
+        assert not other.exists("ran")
+    finally:
+        host.box.write(config, former)
+        host.root("ip", "link", "del", "vpn0")
+
+
+@pytest.mark.case(27)
+def test_sandboxes_whose_names_look_alike_are_distinct_and_leave_one_by_one(host: Host) -> None:
+    long = "x" * 40
+    names = [f"{long}-one", f"{long}-two", "my project.v1", "my project.v2", "café ☕", "cafe", "y" * 250]
+    projects = [host.project(name) for name in names]
+    rows = {}
+    for project in projects:
+        project.start("sh", "-c", "touch up; sleep 200", marker="up")
+    shown = json.loads(host.box.run(["corral", "status", "--json"]).stdout)["sandboxes"]
+    for row in shown:
+        rows[row["sandbox"]] = row
+    assert len(rows) == len(names)
+    for key in ("sandbox", "network", "bridge", "subnet"):
+        assert len({row[key] for row in rows.values()}) == len(names), key
+    assert all(len(row["bridge"]) <= 15 for row in rows.values())
+    sources = {row["sessions"][0]["address"] for row in rows.values()}
+    assert len(sources) == len(names)
+    # One goes; the one that looks like it works on.
+    projects[0].corral("down")
+    left = json.loads(host.box.run(["corral", "status", "--json"]).stdout)["sandboxes"]
+    assert len([row for row in left if row["sessions"]]) == len(names) - 1
+    assert "203.0.113.10" in projects[1].inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout
+
+
+@pytest.mark.case(27)
+def test_a_name_of_three_hundred_characters_is_a_sandbox_or_refused_with_the_reason(host: Host) -> None:
+    project = host.project("named", f"name: {'z' * 300}\n{BASE_POLICY}")
+    done: subprocess.CompletedProcess[str] = project.inside("touch", "ran", check=False)
+    if done.returncode == 0:
+        assert project.exists("ran")
+    else:
+        assert done.returncode == 2
+        assert "name" in done.stderr
+        assert not project.exists("ran")
+    until(lambda: not project.containers(), 10, "nothing stays")
