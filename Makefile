@@ -35,7 +35,7 @@ test-smoke: $(STAMP)
 	CORRAL_LAB_ENGINE=$(or $(ENGINE),bookworm) $(BIN)/python -m pytest -m smoke --durations=10 tests/system
 
 soak: $(STAMP)
-	CORRAL_MACHINE_STEPS=1000000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -q \
+	CORRAL_MACHINE_SEED=random CORRAL_MACHINE_STEPS=1000000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -q \
 		tests/unit/enforcer/machine/test_machine.py tests/unit/enforcer/test_pins_interleavings.py
 
 demo: $(STAMP)

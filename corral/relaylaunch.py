@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 # The first descriptor that is handed over, by systemd's convention.
@@ -43,10 +43,20 @@ def hand_over(listening: socket.socket, argv: Sequence[str], environ: dict[str, 
     os.execve(argv[0], list(argv), {**environ, "LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})  # noqa: S606
 
 
+def tell_ready(environ: Mapping[str, str]) -> None:
+    """Tell systemd that the port is open. The proxy of systemd 252 does not; of later ones, it does again."""
+    path = environ.get("NOTIFY_SOCKET", "")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", "\0" + path[1:] if path.startswith("@") else path)
+
+
 def main(argv: Sequence[str]) -> NoReturn:
     """Listen and hand over."""
     gateway, port, bridge, proxy = argv
-    hand_over(listen(gateway, int(port), bridge), (proxy, f"127.0.0.1:{port}"), dict(os.environ))
+    listening = listen(gateway, int(port), bridge)
+    tell_ready(os.environ)
+    hand_over(listening, (proxy, f"127.0.0.1:{port}"), dict(os.environ))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
 
 BASE_POLICY = """\
 profile: opencode
+limits:
+  best_effort: true
 egress:
   profile_defaults: false
   allow:
     - allowed1.corral.example
     - allowed2.corral.example
-limits:
-  best_effort: true
 """
+# Tests add names at its end, which is why the names come last.
 
 FLOOD = """\
 import socket, sys, time

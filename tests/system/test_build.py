@@ -17,6 +17,7 @@ id -un; id -gn; echo "$HOME"; opencode --version; rg --version | head -n 1; git 
 
 def test_the_image_has_the_agent_and_nothing_that_widens(host: Host) -> None:
     project = host.project("image")
+    project.corral("build", timeout=400)
     seen = project.inside("sh", "-c", LOOK).stdout.splitlines()
     assert seen[:3] == ["agent", "agent", "/home/agent"], seen
     assert seen[3] == "1.18.33"

@@ -157,7 +157,7 @@ def test_the_start_check_is_not_taken_for_the_programs_doing(host: Host) -> None
 
 def test_names_tell_what_to_allow_and_what_must_stay_closed(host: Host) -> None:
     lying = "    - {host: lying.corral.example, optional: true}\n"
-    project = host.project("names", BASE_POLICY.replace("limits:", f"{lying}limits:"))
+    project = host.project("names", BASE_POLICY + lying)
     host.internet.set_name("lying.corral.example", ["198.18.0.9"])
     project.inside("true")
     # A policy that knew the name is enough, in another sandbox too.

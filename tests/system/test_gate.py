@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -52,30 +52,6 @@ def answering(lab: Lab, host: Host, address: str) -> Iterator[None]:
         in_netns(lab.internet._lab.inet_netns, ["ip", "route", "del", "local", f"{address}/32", "dev", "lo"])
 
 
-@contextmanager
-def hole(host: Host, project: Project, address: str, port: int = 443) -> Iterator[None]:
-    """Whatever the service mends, the next moment any session of the sandbox may reach the address."""
-    subnet = project.sandbox["subnet"].split("/")[0].rpartition(".")
-    sources = " ".join(f"{subnet[0]}.{int(subnet[2]) + number}" for number in range(2, 16))
-
-    def each(act: str) -> str:
-        lines = (
-            f"for source in {sources}; do echo {act} -exist corral-pins $source,tcp:{port},{address}; done"
-        )
-        return f"{lines} | ipset restore 2>/dev/null"
-
-    loop = f"while true; do {each('add')}; done"
-    vandal = host.box.popen(["sh", "-c", loop], user="root")
-    try:
-        host.box.wait_for(
-            lambda: f",tcp:{port},{address}" in host.root("ipset", "list", "corral-pins").stdout, timeout=10
-        )
-        yield
-    finally:
-        host.box.kill(vandal)
-        host.shell(each("del"), user="root")
-
-
 def test_the_policy_is_told_line_by_line_before_the_agent_runs(host: Host) -> None:
     project = host.project("lines", SERVICE)
     with listener(host, 8081):
@@ -108,13 +84,26 @@ def test_a_shell_passes_the_same_gate_beside_a_running_session(host: Host) -> No
 def test_the_gate_is_counted_as_denied(host: Host) -> None:
     project = host.project("denied")
     process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
-    host.box.wait_for(lambda: project.sandbox["sessions"][0]["denied"], timeout=10)
-    assert project.sandbox["sessions"][0]["denied"] > 0
+    address = project.sandbox["sessions"][0]["address"]
+
+    def listed() -> bool:
+        lines = project.corral("denied", "--all").stdout.splitlines()
+        return any(" denied-" in line and f" {PROBE} " in line and "own check" in line for line in lines)
+
+    host.box.wait_for(listed, timeout=10)
+    # And counted by the kernel for exactly this container.
+    counted = host.root("ipset", "list", "corral-denied").stdout
+    (line,) = [line for line in counted.splitlines() if line.startswith(f"{address} ")]
+    assert int(line.partition("packets ")[2].split()[0]) > 0
+    # What the user sees without being asked is what the agent tried.
+    assert project.sandbox["sessions"][0]["denied"] == 0
     host.box.kill(process)
 
 
 @contextmanager
-def tampered(host: Host, project: Project, address: str) -> Iterator[Callable[[], str]]:
+def tampered(
+    host: Host, project: Project, address: str, ports: Sequence[str] = ("tcp:443",)
+) -> Iterator[Callable[[], str]]:
     """Pause the next session's repair: once its link is there, both services are stopped and an entry is added.
 
     Nothing in the product makes that possible: root stops the processes. Yields a function that waits until the
@@ -125,12 +114,12 @@ def tampered(host: Host, project: Project, address: str) -> Iterator[Callable[[]
     pids = [str(host.enforcer_pid()), host.root("systemctl", "show", "-P", "MainPID", unit).stdout.strip()]
     first = "sed -n 's/^\\([0-9.]*\\),tcp:443,203.0.113.10 .*/\\1/p'"
     others = " ".join(f"-e {text}" for text in ("-", *sorted(known)))
-    ports = f"ip -o link show master {project.sandbox['bridge']} | wc -l"
+    links = f"ip -o link show master {project.sandbox['bridge']} | wc -l"
     # The link of a container is there long before its first process, and after everybody was asked.
     script = (
-        f"n=$({ports}); echo ready; until [ $({ports}) -gt $n ]; do :; done; "
+        f"n=$({links}); echo ready; until [ $({links}) -gt $n ]; do :; done; "
         f"kill -STOP {' '.join(pids)}; source=$(ipset list corral-pins | {first} | grep -vxF {others}); "
-        f"ipset add corral-pins $source,tcp:443,{address}; echo $source"
+        f"for port in {' '.join(ports)}; do ipset add corral-pins $source,$port,{address}; done; echo $source"
     )
     vandal = host.box.popen(["sh", "-c", script], user="root", stdout=subprocess.PIPE, text=True)
     assert vandal.stdout is not None
@@ -149,7 +138,7 @@ def tampered(host: Host, project: Project, address: str) -> Iterator[Callable[[]
         assert source, "the session's entries were never seen"
         host.box.wait_for(over, timeout=60)
         # It is still there: nobody took it away meanwhile.
-        assert f"{source},tcp:443,{address} " in host.root("ipset", "list", "corral-pins").stdout
+        assert f"{source},{ports[0]},{address} " in host.root("ipset", "list", "corral-pins").stdout
         host.root("kill", "-CONT", *pids)
         return source
 
@@ -158,6 +147,17 @@ def tampered(host: Host, project: Project, address: str) -> Iterator[Callable[[]
     finally:
         host.box.kill(vandal)
         host.root("kill", "-CONT", *pids, check=False)
+
+
+def tampered_run(host: Host, project: Project, address: str, ports: Sequence[str] = ("tcp:443",)) -> Done:
+    """Start a session that may reach the address, and that nobody repairs, and wait for its end."""
+    argv = ["corral", "run", "--", "touch", "ran"]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with tampered(host, project, address, ports) as finish:
+        process = host.box.popen(argv, cwd=project.path, text=True, stdin=subprocess.DEVNULL, **pipes)
+        finish()
+        stdout, stderr = process.communicate(timeout=60)
+    return Done(argv, process.returncode, stdout, stderr)
 
 
 def paused(host: Host, project: Project, *words: str) -> Done:
@@ -217,8 +217,7 @@ def test_with_repair_paused_verify_fails_with_the_gates_words(lab: Lab, host: Ho
 def test_an_address_that_answers_nothing_is_not_taken_for_a_blocked_one(host: Host) -> None:
     project = host.project("silent")
     project.inside("true")
-    with hole(host, project, PROBE):
-        done = project.inside("touch", "ran", check=False)
+    done = tampered_run(host, project, PROBE)
     assert done.returncode == 1
     (told,) = errors(done)
     assert told.startswith(f"corral-firewall: ERROR: unlisted host not refused: {PROBE}:443 ")
@@ -229,9 +228,9 @@ def test_a_resolver_that_can_be_reached_stops_the_start(host: Host) -> None:
     project = host.project("resolver-hole")
     project.inside("true")
     resolver = host.internet.addresses["resolver"]
-    with host.box.resolver("routable"), hole(host, project, resolver, 53):
+    with host.box.resolver("routable"):
         mark = host.internet.mark()
-        done = project.inside("touch", "ran", check=False)
+        done = tampered_run(host, project, resolver, ("udp:53", "tcp:53"))
         assert [query for query in host.internet.queries(mark) if query.name == "example.com"]
     assert done.returncode == 1
     (told,) = errors(done)
@@ -304,8 +303,8 @@ def test_all_problems_are_told_at_once(lab: Lab, host: Host) -> None:
     project.policy(BASE_POLICY)
     project.inside("true")
     project.policy(policy)
-    with answering(lab, host, PROBE), hole(host, project, PROBE):
-        done = project.inside("touch", "ran", check=False)
+    with answering(lab, host, PROBE):
+        done = tampered_run(host, project, PROBE)
     told = [line.removeprefix("corral-firewall: ERROR: ").split()[0] for line in errors(done)]
     assert told == ["unlisted", "allowlisted", "host"]
     assert not project.exists("ran")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -150,6 +151,17 @@ def test_the_socket_is_handed_over_bound_to_its_device(tmp_path: Path) -> None:
         assert launched.stdout.readline() == b"ready\n"
         assert reach("127.0.0.1", port) == f"lo 127.0.0.1:{port}".encode()
     assert launched.returncode == 0
+
+
+@pytest.mark.parametrize("place", ["path", "abstract"])
+def test_systemd_is_told_when_the_port_is_open(tmp_path: Path, place: str) -> None:
+    name = str(tmp_path / "notify") if place == "path" else f"\0corral-test-{tmp_path.name}-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd_s:
+        systemd_s.bind(name)
+        systemd_s.settimeout(10)
+        relaylaunch.tell_ready({"NOTIFY_SOCKET": name.replace("\0", "@", 1)})
+        assert systemd_s.recv(64) == b"READY=1"
+    relaylaunch.tell_ready({})
 
 
 def test_a_missing_bridge_is_a_failure_of_the_launcher() -> None:

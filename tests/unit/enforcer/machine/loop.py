@@ -50,10 +50,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         tasks = [task for task in asyncio.all_tasks(self) if task not in self._graves]
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        outside = [h for h in self._scheduled if isinstance(h._callback, _Outside)]
-        self._graves += [*tasks, *self._ready, *(h for h in self._scheduled if h not in outside)]
+        due = [h for h in self._ready if isinstance(h._callback, _Outside)]
+        later = [h for h in self._scheduled if isinstance(h._callback, _Outside)]
+        self._graves += [*tasks, *(h for h in (*self._ready, *self._scheduled) if h not in (*due, *later))]
         self._ready.clear()
-        self._scheduled = outside
+        self._ready.extend(due)
+        self._scheduled = later
         heapq.heapify(self._scheduled)
 
     def bury(self) -> None:

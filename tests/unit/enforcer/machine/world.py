@@ -75,7 +75,6 @@ class TableResolver:
             world.faults.call("dns", name)
         except TimeoutError:
             kind = "timeout"
-        world.heard(name, kind, zone, world.clock())
         if kind == "ok" and zone.addresses:
             return Answer(name, zone.addresses, zone.ttl, world.clock())
         return Failure(name, "empty" if kind == "ok" else kind, "")  # type: ignore[arg-type]
@@ -137,7 +136,7 @@ class Start:
 
 
 class World:
-    """``heard`` is called with each result of a query, ``ready`` when a session was told it may start."""
+    """``heard`` is called with each result that the service waits for, ``ready`` when a session was told it may start."""
 
     def __init__(
         self,
@@ -235,6 +234,27 @@ class World:
             end=lambda _code: self._unexpected(),
         )
         self.service = made
+        step = made.names.step
+
+        def hear(event: Any) -> None:
+            # Only answers that are waited for: a discarded one is as good as none.
+            result = getattr(event, "answer", None) or getattr(event, "failure", None)
+            record = made.names.state.names.get(result.name) if result is not None else None
+            if record is not None and record.inflight == event.token:
+                if isinstance(result, Answer):
+                    zone = Zone("ok", result.addresses, result.ttl)
+                else:
+                    zone = Zone(result.kind)
+                self.heard(result.name, zone.kind, zone, self.clock())
+            before = {name: known.attempts for name, known in made.names.state.names.items()}
+            step(event)
+            for name, known in made.names.state.names.items():
+                given_up = known.attempts > before.get(name, known.attempts)
+                if given_up and (result is None or name != result.name):
+                    # The answer took longer than anybody waits for.
+                    self.heard(name, "timeout", Zone("timeout"), self.clock())
+
+        made.names.step = hear  # type: ignore[method-assign]
         made.start(self.loop)
         if self.docker.up:
             self.docker.events.clear()
