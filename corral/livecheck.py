@@ -14,18 +14,6 @@ Row = tuple[str, str, int, str]
 """A kernel element: source, protocol, port, destination."""
 
 
-def parse_hosts(text: str) -> dict[str, list[str]]:
-    """Return name -> addresses of a hosts file, in its order."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        address, *names = line.partition("#")[0].split() or [""]
-        for name in names:
-            known = found.setdefault(name.lower(), [])
-            if address not in known:
-                known.append(address)
-    return found
-
-
 @dataclass(frozen=True)
 class Sight:
     """One container as three sides see it.

@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+from agent_image.files.entrypoint.gate import parse_hosts
 from corral import checks, engine, livecheck
 from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
@@ -242,7 +243,7 @@ def _host_side(
         address=address,
         gateway=str(prepared.plan.gateway),
         hostname=SERVICE,
-        hosts=livecheck.parse_hosts(text),
+        hosts=parse_hosts(text),
         published=published,
         lingering=lingering,
         pins=rows(live.get("pins"), address),

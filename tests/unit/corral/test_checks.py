@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_image.files.entrypoint.gate import parse_hosts
 from agent_image.files.verify.expectations import Expectations
 from corral import checks, livecheck
 from corral.checks import Check
@@ -316,7 +317,7 @@ def test_hosts_are_read_as_the_container_reads_them() -> None:
     text = (
         "127.0.0.1       localhost\n#\n203.0.113.1 A.example b.example # c.example\n203.0.113.1 a.example\n"
     )
-    assert livecheck.parse_hosts(text) == {
+    assert parse_hosts(text) == {
         "localhost": ["127.0.0.1"],
         "a.example": ["203.0.113.1"],
         "b.example": ["203.0.113.1"],
