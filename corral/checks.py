@@ -24,6 +24,8 @@ NO_LIMITS = Limits(0, 0, 0)
 GATE = "gate"
 CHECKER = "checker"
 GATE_ERROR = "corral-firewall: ERROR: "
+# What the gate says at last beside a running session: a verdict, not one more thing that is wrong.
+GATE_VERDICT = "re-check failed against existing rules"
 SCHEMA = 1
 
 
@@ -219,7 +221,8 @@ def parse_checker(
 def gate_problems(stderr: str) -> list[str]:
     """Return what the gate of a container said was wrong."""
     lines = (line.rstrip() for line in stderr.splitlines())
-    return [line.removeprefix(GATE_ERROR) for line in lines if line.startswith(GATE_ERROR)]
+    told = [line.removeprefix(GATE_ERROR) for line in lines if line.startswith(GATE_ERROR)]
+    return [problem for problem in told if problem != GATE_VERDICT] or told
 
 
 def only_pins_failed(checks: Iterable[Check]) -> bool:

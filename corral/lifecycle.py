@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     with _undone(invocation, made):
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         with network.locked(paths.root / "addresses.lock"):
+            address, beside = network.free_address(api, loaded.sandbox, prepared.plan)
             spec = plan(
                 loaded,
                 prepared.user,
@@ -166,10 +167,10 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                 paths=paths,
                 secrets=prepared.secrets,
                 image=prepared.image,
-                address=str(network.free_address(api, loaded.sandbox, prepared.plan)),
+                address=str(address),
                 start=invocation.cwd,
                 ipv6=IPV6.exists(),
-                outside=outside(invocation),
+                outside=replace(outside(invocation), beside=beside),
                 limits=prepared.limits,
             )
             _create_hosts(spec, prepared.plan)

@@ -170,15 +170,18 @@ def _is_ours(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> bool:
     return labels.get(LABEL_UID) == str(uid) and labels.get(LABEL_SANDBOX) == sandbox.id
 
 
-def free_address(api: APIClient, sandbox: Sandbox, plan: Plan) -> IPv4Address:
-    """Return the lowest address no container holds. Call it and create the container under one lock.
+def free_address(api: APIClient, sandbox: Sandbox, plan: Plan) -> tuple[IPv4Address, bool]:
+    """Return the lowest address no container holds, and whether any holds one.
+
+    Call it and create the container under one lock.
 
     Raises:
         EngineError: none is free, or Docker does not answer.
     """
     with errors("listing containers"):
         entries = api.containers(all=True, filters={"network": sandbox.network})
-    return subnets.allocate(plan, subnets.addresses_in_use(entries, sandbox.network))
+    used = subnets.addresses_in_use(entries, sandbox.network)
+    return subnets.allocate(plan, used), bool(used)
 
 
 def remove(api: APIClient, sandbox: Sandbox, uid: int) -> list[str] | None:

@@ -60,11 +60,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Outside:
-    """Addresses that every session must find closed: ``probe``, which no policy can allow, and a resolver."""
+    """Addresses that every session must find closed: ``probe``, which no policy can allow, and a resolver.
+
+    ``beside``: other sessions of the sandbox exist, so its rules are there already.
+    """
 
     probe: str
     probe_port: int
     resolver: str
+    beside: bool = False
 
 
 def gate(declaration: Declaration, outside: Outside) -> str:
@@ -74,6 +78,7 @@ def gate(declaration: Declaration, outside: Outside) -> str:
         "resolver": outside.resolver,
         "names": [name.model_dump(mode="json") for name in declaration.names],
         "services": sorted({service.port for service in declaration.host_services}),
+        "beside": outside.beside,
     }
     return json.dumps(body, separators=(",", ":"))
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.representative
 PROBE = "192.0.2.1"
 SERVICE = BASE_POLICY + "host_services:\n  - {name: llama, port: 8081}\n"
 ISOLATION = "corral-firewall: ERROR: unlisted host reachable — isolation broken"
+RECHECK = "corral-firewall: ERROR: re-check failed against existing rules"
 
 
 def said(done: Done) -> list[str]:
@@ -77,6 +78,7 @@ def test_a_shell_passes_the_same_gate_beside_a_running_session(host: Host) -> No
     process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
     done = project.corral("shell", input="echo inside\n")
     assert done.stdout.strip() == "inside"
+    assert said(done)[0] == "corral-firewall: rules already present for this sandbox; re-checking"
     assert said(done)[-1] == "corral-firewall: egress policy applied"
     host.box.kill(process)
 
@@ -193,7 +195,7 @@ def test_with_repair_paused_a_reachable_unlisted_host_stops_the_start_with_exact
     with answering(lab, host, PROBE):
         done = paused(host, project, *words)
         assert done.returncode == 1
-        assert errors(done) == [ISOLATION]
+        assert errors(done) == [ISOLATION, RECHECK] if beside else [ISOLATION]
         assert "egress policy applied" not in done.stderr
         assert not project.exists("ran")
         assert project.containers() == running

@@ -41,6 +41,8 @@ LINGER = 0.1
 BUDGET = 256
 
 ISOLATION = "unlisted host reachable — isolation broken"
+BESIDE = "rules already present for this sandbox; re-checking"
+RECHECK = "re-check failed against existing rules"
 
 
 class Name:
@@ -63,15 +65,19 @@ class Policy:
     resolver: an address outside that is asked for names.
     names: [{"host", "ports", "liveness", "optional"}].
     services: ports of the host that are reachable as corral-host:<port>.
+    beside: whether other sessions of this sandbox run, for which its rules already stand.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        _only(body, "probe", "resolver", "names", "services")
+        _only(body, "probe", "resolver", "names", "services", "beside")
         _only(body["probe"], "address", "port")
         self.probe = (_address(body["probe"]["address"]), _port(body["probe"]["port"]))
         self.resolver = _address(body["resolver"])
         self.names = [Name(name) for name in _rows(body["names"])]
         self.services = [_port(port) for port in _rows(body["services"])]
+        self.beside = body["beside"]
+        if not isinstance(self.beside, bool):
+            raise ValueError(f"neither true nor false: {body}")
 
 
 def parse_policy(text: str) -> Policy:
@@ -110,6 +116,8 @@ def run(
         say: takes a line.
         attempt: makes tries at the same time and fills them in.
     """
+    if policy.beside:
+        say(BESIDE)
     for name in policy.names:
         if hosts.get(name.host):
             say(f"pinned {name.host} -> {' '.join(hosts[name.host])}")
@@ -129,6 +137,8 @@ def run(
     passed = all(check.passed for check in checks)
     if passed:
         say("egress policy applied")
+    elif policy.beside:
+        say(f"ERROR: {RECHECK}")
     return passed
 
 

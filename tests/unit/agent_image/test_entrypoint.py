@@ -83,6 +83,7 @@ GATE = {
     "resolver": "192.0.2.53",
     "names": [{"host": "api.example", "ports": [443], "liveness": True, "optional": False}],
     "services": [8081],
+    "beside": False,
 }
 # A network of its own in which nothing listens but what is given, so that everything else is refused.
 NETWORK = """\

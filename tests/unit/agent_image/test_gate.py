@@ -28,6 +28,7 @@ BODY: dict[str, Any] = {
         {"host": "later.example", "ports": [443], "liveness": True, "optional": True},
     ],
     "services": [8081],
+    "beside": False,
 }
 GOOD = [
     "pinned api.example -> 203.0.113.10 203.0.113.11",
@@ -100,6 +101,16 @@ def world() -> World:
 def test_a_fence_that_holds_is_told_in_this_order(world: World) -> None:
     assert world.lines() == GOOD
     assert [len(tried) for tried in world.rounds] == [2 + 12 + 1 + 1, 0, 0]
+
+
+def test_beside_a_running_session_it_says_that_it_checks_again_and_what_that_came_to(world: World) -> None:
+    again = "rules already present for this sandbox; re-checking"
+    assert world.lines(beside=True) == [again, *GOOD]
+    world.answers[PROBE, 443, "tcp"] = "connected"
+    world.rounds.clear()
+    lines = world.lines(beside=True)
+    assert (lines[0], lines[-1]) == (again, "ERROR: re-check failed against existing rules")
+    assert "ERROR: unlisted host reachable — isolation broken" in lines
 
 
 def test_everything_that_must_stay_closed_is_tried(world: World) -> None:
@@ -341,6 +352,8 @@ def test_all_that_is_wrong_is_told_at_once(world: World) -> None:
                 {"names": [{**BODY["names"][0], "liveness": "no"}]},
                 {"services": None},
                 {"services": [70000]},
+                {"beside": None},
+                {"beside": 1},
                 {"more": 1},
             )
         ),

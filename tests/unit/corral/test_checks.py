@@ -322,3 +322,11 @@ def test_hosts_are_read_as_the_container_reads_them() -> None:
         "a.example": ["203.0.113.1"],
         "b.example": ["203.0.113.1"],
     }
+
+
+def test_the_verdict_of_a_gate_beside_a_running_session_is_no_problem_of_its_own() -> None:
+    verdict = "corral-firewall: ERROR: re-check failed against existing rules\n"
+    said = f"corral-firewall: OK: DNS closed\ncorral-firewall: ERROR: unlisted host reachable\n{verdict}"
+    assert checks.gate_problems(said) == ["unlisted host reachable"]
+    # Alone it is still a failure.
+    assert checks.gate_problems(verdict) == ["re-check failed against existing rules"]

@@ -88,6 +88,19 @@ def test_every_container_is_told_what_its_gate_has_to_find(
     assert [name.host for name in policy.names] == ["api.example.com", "git.example.com"]
 
 
+def test_a_gate_is_told_of_the_sessions_that_exist_beside_it(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    def told(ident: str) -> bool:
+        env = docker_engine.containers_by_id[ident]["Body"]["Env"]
+        (text,) = [entry.partition("=")[2] for entry in env if entry.startswith("CORRAL_GATE=")]
+        return gate.parse_policy(text).beside
+
+    second = replace(request(), session="1a1b2c3d")
+    with created(invocation, prepared, request()) as first, created(invocation, prepared, second) as other:
+        assert (told(first.ident), told(other.ident)) == (False, True)
+
+
 def test_without_a_resolver_outside_the_probe_is_asked(
     invocation: Invocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

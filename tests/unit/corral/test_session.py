@@ -198,7 +198,9 @@ def test_the_gate_is_told_every_name_and_service_in_words_it_understands(
             {"host": "quiet.example.com", "ports": [443], "liveness": False, "optional": False},
         ],
         "services": [8081, 8082],
+        "beside": False,
     }
+    assert json.loads(session.gate(loaded.declaration, replace(OUTSIDE, beside=True)))["beside"] is True
     assert gate.parse_policy(text).services == [8081, 8082]
 
 
