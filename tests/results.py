@@ -1,16 +1,25 @@
 """``make test-all``: run everything and write what was run on what, for docs/results/.
 
 The default engine gets every test; the others get the system tests, for nothing else depends on the engine.
+Most system tests wait most of the time, so two lanes, each with a lab of its own, work through the files.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import hashlib
 import json
 import os
+import queue
+import shlex
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +32,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 NO_BOX = 77
 """Exit code of one engine's run when its box does not come up; none of pytest's own."""
+LANES = "CORRAL_LANES"
+PIECE_LIMIT = 3600
+"""Seconds after which one file's tests are ended and count as failed."""
+FRESHNESS = "tests/unit/test_results_are_fresh.py"
+"""It asks for the file that a run writes in the end, so a run leaves it out."""
+TESTED = ("enforcer", "tests/lab")
+"""What a result file stands for: after a change there it says nothing any more."""
 
 
 _WEIGHT = ("skipped", "passed", "failed")
@@ -38,6 +54,7 @@ class Counter:
         self.cases: dict[int, str] = {}
         self.failed: list[str] = []
         self.skipped: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
@@ -46,6 +63,7 @@ class Counter:
 
     def note(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Count a test once: by its call, by a set-up that did not pass, by a clean-up that failed after it."""
+        self.seconds[item.nodeid] = self.seconds.get(item.nodeid, 0.0) + getattr(report, "duration", 0.0)
         if report.when == "teardown" and report.failed:
             self.failed.append(f"{item.nodeid} (its clean-up)")
         if report.when != "call" and not (report.when == "setup" and report.outcome != "passed"):
@@ -60,6 +78,29 @@ class Counter:
             self._note(self.faults, mark.args[0], report.outcome)
         for mark in item.iter_markers("case"):
             self._note(self.cases, mark.args[0], report.outcome)
+
+    def told(self) -> dict[str, Any]:
+        """Return what was counted, as JSON."""
+        return {
+            "outcomes": self.outcomes,
+            "faults": self.faults,
+            "cases": {str(number): outcome for number, outcome in self.cases.items()},
+            "failed": self.failed,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+        }
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Add what another counter told."""
+        for outcome, count in told["outcomes"].items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+        for fault, outcome in told["faults"].items():
+            self._note(self.faults, fault, outcome)
+        for number, outcome in told["cases"].items():
+            self._note(self.cases, int(number), outcome)
+        self.failed += told["failed"]
+        self.skipped |= told["skipped"]
+        self.seconds |= told["seconds"]
 
     @staticmethod
     def _note(table: dict, key: object, outcome: str) -> None:  # type: ignore[type-arg]
@@ -79,22 +120,138 @@ def commit() -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
+def digest(root: Path = ROOT, folders: Sequence[str] = TESTED) -> str:
+    """Return the SHA-256 of every file's path and content in ``folders``, caches of Python aside."""
+    total = hashlib.sha256()
+    files = (file for folder in folders for file in (root / folder).rglob("*") if file.is_file())
+    for file in sorted(file for file in files if "__pycache__" not in file.parts):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        total.update(f"{content}  {file.relative_to(root).as_posix()}\n".encode())
+    return total.hexdigest()
+
+
+def why_stale(told: Mapping[str, Any], now: str) -> str | None:
+    """Return why a result file does not speak for a tree whose digest is ``now``, None when it does."""
+    if told.get("digest") != now:
+        return f"{' or '.join(TESTED)} changed since commit {str(told.get('commit'))[:12]} was tested"
+    if str(told.get("commit")).endswith("-dirty"):
+        return "what was tested is no commit"
+    if told.get("failed") or not told.get("outcomes", {}).get("passed"):
+        return f"not everything passed: {', '.join(told.get('failed') or ['no test ran'])}"
+    return None
+
+
 def body(facts: dict[str, str], counter: Counter, tested: str, date: str) -> dict[str, Any]:
     """What a result file says."""
+    files: dict[str, float] = {}
+    for nodeid, spent in counter.seconds.items():
+        file = nodeid.partition("::")[0]
+        files[file] = files.get(file, 0.0) + spent
     return {
         "commit": tested,
+        "digest": digest(),
         "date": date,
         **facts,
         "outcomes": counter.outcomes,
-        "faults": counter.faults,
+        "faults": dict(sorted(counter.faults.items())),
         "cases": {str(number): outcome for number, outcome in sorted(counter.cases.items())},
-        "failed": counter.failed,
-        "skipped": counter.skipped,
+        "failed": sorted(counter.failed),
+        "skipped": dict(sorted(counter.skipped.items())),
+        "seconds": {file: round(spent) for file, spent in sorted(files.items()) if spent >= 1},
     }
 
 
+def pieces(engine: str, known: Mapping[str, float]) -> list[str]:
+    """Return what a lane runs in one go, the longest first as far as an earlier run tells."""
+    system = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests" / "system").glob("test_*.py")]
+    others = ["tests/unit", "tests/contract"] if engine == engines.DEFAULT else []
+    spent = {
+        piece: sum((s for file, s in known.items() if file == piece or file.startswith(f"{piece}/")), 0.0)
+        for piece in (*others, *system)
+    }
+    return sorted(spent, key=lambda piece: (-(spent[piece] or float("inf")), piece))
+
+
+def run_piece(words: list[str], out: Path) -> int:
+    """Run pytest on some files and write what was counted to ``out``. Returns pytest's exit code."""
+    counter = Counter()
+    code = int(pytest.main(words, plugins=[counter]))
+    out.write_text(json.dumps(counter.told()))
+    # A file that has nothing for this engine is no failure.
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
+
+
+class Lanes:
+    """Works through pieces, ``names`` labs at a time, and gathers what they counted."""
+
+    def __init__(self, names: Sequence[str], words: Sequence[str], scratch: Path) -> None:
+        self.names, self.words, self.scratch = names, words, scratch
+        self.counter = Counter()
+        self._said = threading.Lock()
+
+    def run(self, wanted: Iterable[str]) -> int:
+        """Run all of them and return 0 when each passed."""
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for piece in wanted:
+            waiting.put(piece)
+        codes: list[int] = []
+
+        def lane(name: str) -> None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    codes.append(self._one(name, waiting.get_nowait()))
+
+        threads = [threading.Thread(target=lane, args=(name,)) for name in self.names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return int(any(codes))
+
+    def _one(self, lab: str, piece: str) -> int:
+        out = self.scratch / f"{piece.replace('/', '-')}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "tests.results",
+            "--piece",
+            str(out),
+            f"--pytest={shlex.join(self.words)}",
+        ]
+        log = self.scratch / f"{piece.replace('/', '-')}.log"
+        self._say(f"--- {piece} begins in lab {lab}")
+        began = time.monotonic()
+        with log.open("w") as file:
+            try:
+                code = subprocess.run(
+                    [*command, piece],
+                    cwd=ROOT,
+                    env={**os.environ, "CORRAL_LAB_NAME": lab},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=PIECE_LIMIT,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = 1
+        text = log.read_text(errors="replace").strip()
+        shown = text if code else text.rpartition("\n")[2]
+        with self._said:
+            if out.exists():
+                self.counter.take(json.loads(out.read_text()))
+            if code and not any(failed.startswith(piece) for failed in self.counter.failed):
+                self.counter.failed.append(f"{piece} (did not end by itself, or not well: exit code {code})")
+        self._say(f"--- {piece} ended with {code} after {time.monotonic() - began:.0f} s\n{shown}")
+        return code
+
+    def _say(self, text: str) -> None:
+        with self._said:
+            print(text, flush=True)
+
+
 def run_one(engine: str, words: list[str]) -> int:
-    """Run pytest on one engine and write its result file. Returns pytest's exit code, or NO_BOX."""
+    """Run pytest on one engine and write its result file. Returns 0 or 1, or NO_BOX."""
     os.environ[engines.VARIABLE] = engine
     keep = os.environ.get("CORRAL_LAB_KEEP")
     os.environ["CORRAL_LAB_KEEP"] = "1"  # the tests use the box that told the facts
@@ -104,17 +261,27 @@ def run_one(engine: str, words: list[str]) -> int:
     except LabError as error:
         print(f"{engine}: its box does not come up on this machine\n{error}", file=sys.stderr)
         return NO_BOX
-    counter = Counter()
-    what = ROOT / "tests" if engine == engines.DEFAULT else ROOT / "tests" / "system"
+    count = int(os.environ.get(LANES) or min(2, os.cpu_count() or 1))
+    names = [name, *(f"{name}{number}" for number in range(2, count + 1))]
+    path = RESULTS / f"{engine}.json"
+    known = json.loads(path.read_text()).get("seconds", {}) if path.exists() else {}
+    tested = commit()
     try:
-        code = int(pytest.main([*words, "--durations=25", str(what)], plugins=[counter]))
+        with tempfile.TemporaryDirectory(prefix="corral-results-") as scratch:
+            lanes = Lanes(names, words, Path(scratch))
+            code = lanes.run(pieces(engine, known))
     finally:
         if keep != "1":
-            Lab.named(name).down()
+            for each in names:
+                Lab.named(each).down()
+    slow = sorted(lanes.counter.seconds.items(), key=lambda row: -row[1])[:25]
+    print("\n".join(["slowest:", *(f"{spent:7.1f} s  {nodeid}" for nodeid, spent in slow)]))
     RESULTS.mkdir(parents=True, exist_ok=True)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    told = body(facts, counter, commit(), today)
-    (RESULTS / f"{engine}.json").write_text(json.dumps(told, indent=2) + "\n")
+    told = body(facts, lanes.counter, tested, today)
+    path.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"{engine}: {', '.join(f'{count} {what}' for what, count in told['outcomes'].items())}")
+    print("\n".join(f"FAILED {nodeid}" for nodeid in told["failed"]))
     return code
 
 
@@ -129,11 +296,14 @@ def main(words: list[str] | None = None) -> int:
     """Run the engines one after the other, each in a process of its own."""
     parser = argparse.ArgumentParser(prog="python -m tests.results", description=__doc__)
     parser.add_argument("--one", metavar="ENGINE", help=argparse.SUPPRESS)
+    parser.add_argument("--piece", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pytest", default="", help="words for pytest")
     parser.add_argument("engines", nargs="*", help="default: all, those that do not boot here are named")
     options = parser.parse_args(words)
+    if options.piece:
+        return run_piece([*shlex.split(options.pytest), f"--ignore={FRESHNESS}", *options.engines], options.piece)
     if options.one:
-        return run_one(options.one, options.pytest.split())
+        return run_one(options.one, shlex.split(options.pytest))
     for engine in options.engines:
         if engine not in engines.ENGINES:
             parser.error(f"{engine} is none of {', '.join(engines.ENGINES)}")

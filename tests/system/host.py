@@ -191,14 +191,19 @@ class Host:
             self.projects.pop().end()
 
 
-@pytest.fixture(scope="session")
-def installed(lab: Lab) -> Box:
-    """The box with corral installed and its services running."""
+def install(lab: Lab) -> Box:
+    """Install corral in the lab's box as its user does, and return the box with the services running."""
     lab.install_corral()
     box = lab.box
     box.write(f"{box.home}/.config/corral/enforcer.toml", CONFIG)
     box.run(["corral", "install"], timeout=180)
     return box
+
+
+@pytest.fixture(scope="session")
+def installed(lab: Lab) -> Box:
+    """The box with corral installed and its services running."""
+    return install(lab)
 
 
 @pytest.fixture

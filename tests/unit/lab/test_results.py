@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +74,82 @@ def test_unknown_engines_are_refused() -> None:
     with pytest.raises(SystemExit) as caught:
         results.main(["buster"])
     assert caught.value.code == 2
+
+
+def test_what_the_lanes_counted_adds_up() -> None:
+    parts = []
+    for nodeid, outcome in (("a.py::one", "passed"), ("b.py::two", "failed"), ("b.py::three", "passed")):
+        counter = results.Counter()
+        counter.note(item(nodeid, case=3, fault="flood"), report("call", outcome))
+        parts.append(json.loads(json.dumps(counter.told())))
+    total = results.Counter()
+    for part in parts:
+        total.take(part)
+    told = results.body({}, total, "abc", "2000-01-01")
+    assert told["outcomes"] == {"passed": 2, "failed": 1}
+    assert (told["cases"], told["faults"]) == ({"3": "failed"}, {"flood": "failed"})
+    assert told["failed"] == ["b.py::two"]
+
+
+def test_each_file_is_in_exactly_one_piece_and_the_longest_begins() -> None:
+    known = {"tests/system/test_gate.py": 300.0, "tests/unit/test_linters.py": 9.0}
+    known |= dict.fromkeys(results.pieces("trixie", {}), 1.0) | known
+    found = results.pieces("trixie", known)
+    assert found[0] == "tests/system/test_gate.py"
+    assert found[1] == "tests/unit"
+    assert len(found) == len(set(found))
+    system = {file.name for file in (results.ROOT / "tests" / "system").glob("test_*.py")}
+    assert {Path(piece).name for piece in found} == system | {"unit", "contract"}
+    assert {Path(piece).name for piece in results.pieces("sid", known)} == system
+    # What no run has timed yet may take long.
+    del known["tests/system/test_build.py"]
+    assert results.pieces("trixie", known)[0] == "tests/system/test_build.py"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, None),
+        ({"digest": "other"}, "changed since commit abc"),
+        ({"commit": "abc-dirty"}, "no commit"),
+        ({"failed": ["test_a"]}, "test_a"),
+        ({"outcomes": {"skipped": 3}}, "no test ran"),
+    ],
+)
+def test_a_result_file_speaks_for_one_tree_in_which_all_passed(
+    change: dict[str, Any], why: str | None
+) -> None:
+    told = {"digest": "d", "commit": "abc", "failed": [], "outcomes": {"passed": 1}}
+    found = results.why_stale(told | change, "d")
+    assert found is None if why is None else why in str(found)
+
+
+def test_the_digest_moves_with_content_and_names_and_not_with_caches(tmp_path: Path) -> None:
+    file = tmp_path / "enforcer" / "a.py"
+    file.parent.mkdir()
+    file.write_text("one")
+    before = results.digest(tmp_path)
+    (file.parent / "__pycache__").mkdir()
+    (file.parent / "__pycache__" / "a.pyc").write_text("x")
+    assert results.digest(tmp_path) == before
+    file.write_text("two")
+    assert results.digest(tmp_path) != before
+    file.write_text("one")
+    file.rename(file.with_name("b.py"))
+    assert results.digest(tmp_path) != before
+
+
+def test_a_piece_that_fails_or_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = tmp_path / "test_x.py"
+    test.write_text(
+        "import time\ndef test_good(): pass\ndef test_bad(): assert 0\ndef test_long(): time.sleep(60)\n"
+    )
+    monkeypatch.setattr(results, "PIECE_LIMIT", 20)
+    lanes = results.Lanes(["one", "two"], ["-k", "good or bad"], tmp_path)
+    assert lanes.run([str(test)]) == 1
+    assert lanes.counter.outcomes == {"passed": 1, "failed": 1}
+    monkeypatch.setattr(results, "PIECE_LIMIT", 3)
+    lanes = results.Lanes(["one"], ["-k", "long"], tmp_path / "other")
+    lanes.scratch.mkdir()
+    assert lanes.run([str(test)]) == 1
+    assert "did not end" in lanes.counter.failed[0]
