@@ -319,12 +319,14 @@ class Service:
                 try:
                     await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
                 except TimeoutError:
-                    continue
+                    pass
+            if container in self.tracker.unseen:
+                await self.tracker.look(container)
 
     def _readiness(self, container: str) -> dict[str, Any] | None:
         session = self.tracker.sessions.get(container)
         if session is None:
-            if self.tracker.lost_reason is not None:
+            if self.tracker.lost_reason is not None or container in self.tracker.unseen:
                 return None
             raise NotReadyError(
                 "the enforcer does not know this container", "corral run creates what it accepts"
@@ -354,6 +356,7 @@ class Service:
 
     def _why_not(self, container: str, timeout: float) -> str:
         parts = self._problems()
+        parts += [text for ident, text in self.tracker.unseen.items() if ident == container]
         if self.held is not None:
             # While the writer finds something wrong with the rules it grants nothing new.
             parts += [text for part, text in self.held.problems if part not in ("hook", "port")]

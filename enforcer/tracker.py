@@ -44,7 +44,8 @@ class Tracker:
 
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
-    somebody may be waiting. ``looked`` is set once a whole list was processed.
+    somebody may be waiting. ``looked`` is set once a whole list was processed. ``unseen``: containers that Docker
+    did not show when they were looked at last, and what it said instead.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Tracker:
         # Threads of their own: one that hangs in a dead network file system must not keep others waiting.
         self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
         self.looked = asyncio.Event()
+        self.unseen: dict[str, str] = {}
         self.engine: Engine | None = None
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
@@ -141,7 +143,7 @@ class Tracker:
             try:
                 await self._refresh_world()
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
-                for ident in set(self.sessions) - set(seen):
+                for ident in {*self.sessions, *self.unseen} - set(seen):
                     self._forget(ident)
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
@@ -203,7 +205,12 @@ class Tracker:
         if engine is None:
             return
         try:
-            inspect = await asyncio.to_thread(engine.container, ident)
+            try:
+                inspect = await asyncio.to_thread(engine.container, ident)
+            except CorralError as error:
+                self.unseen[ident] = error.message
+                raise
+            self.unseen.pop(ident, None)
             if inspect is None:
                 self._forget(ident)
                 return
@@ -269,6 +276,7 @@ class Tracker:
             return frozenset(sources)
 
     def _forget(self, ident: str) -> None:
+        self.unseen.pop(ident, None)
         if self.sessions.pop(ident, None) is not None:
             self.names.step(pins.Unsubscribe(ident))
             self._changed()

@@ -396,6 +396,24 @@ def test_without_the_writer_nothing_is_published_and_the_reason_is_told(
     play(acts)
 
 
+def test_a_container_that_docker_does_not_show_is_looked_at_again_and_the_reason_is_told(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.engine.broken.add("c1")
+        world.container("c1", "00000001")
+        with pytest.raises(NotReadyError, match="no answer for this container"):
+            await ask(world.client.await_ready, "c1", 0.5)
+        waiting = asyncio.ensure_future(ask(world.client.await_ready, "c1"))
+        await asyncio.sleep(0)
+        world.engine.broken.clear()
+        # No event tells of it: it is asked for again.
+        await waiting
+        assert "93.184.216.34" in world.hosts("00000001")
+
+    play(acts)
+
+
 def test_an_unknown_container_is_refused(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
         await ask(world.client.status)
