@@ -69,8 +69,8 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine("bookworm", "20.10.24", cgroup1=True),
-        Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli")),
-        Engine("sid", None, extra=("docker-buildx", "docker-cli"), own_boot_id=False, released=False),
+        Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli", "docker-compose")),
+        Engine("sid", None, extra=("docker-buildx", "docker-cli", "docker-compose"), own_boot_id=False, released=False),
     )
 }
 DEFAULT = "trixie"

@@ -400,6 +400,58 @@ def test_root_by_exec_in_a_sandbox_reaches_nothing_with_other_addresses_frames_a
     assert [query for query in host.internet.queries(mark) if query.name.endswith(f"control.{domain}")]
 
 
+COMPOSE = """\
+name: app
+services:
+  tool:
+    image: {image}
+    user: root
+    networks: [fence]
+networks:
+  fence:
+    external: true
+    name: {network}
+"""
+
+
+@pytest.mark.case(6)
+@pytest.mark.engine("trixie", "sid", reason="Debian has no Compose 2 beside Docker 20.10")
+def test_what_docker_compose_runs_on_a_corral_network_reaches_nothing(host: Host) -> None:
+    forbidden = host.internet.addresses["forbidden"]
+    project = host.project("by-compose")
+    project.inside("true")
+    network = project.sandbox["network"]
+    domain = f"by-compose-{time.time_ns()}.corral.example"
+    since, mark = time.time(), host.internet.mark()
+    host.internet.reset_counters()
+    directory = f"{host.box.home}/by-compose-app"
+    host.box.write(f"{directory}/compose.yaml", COMPOSE.format(image=image(host), network=network))
+    names = ["app-flood", "app-ask"]
+    run = ["docker", "compose", "--ansi", "never", "run", "-T", "--entrypoint", "python3", "--name"]
+    try:
+        for name, (code, *words) in zip(names, ([FLOOD, forbidden, "0.5"], [ASK, domain, "2"]), strict=True):
+            # Cut off the network or stopped on the way: what it comes to is Docker's to say.
+            host.box.run([*run, name, "tool", "-c", code, *words], cwd=directory, check=False, timeout=90)
+        assert host.internet.packets(forbidden) == 0
+        leaked = [query for query in host.internet.queries(mark) if query.name.endswith(domain)]
+        print(f"{len(leaked)} questions through Docker's resolver before it was off the network")
+        assert len({query.name for query in leaked}) < 20
+        told = {row["name"]: row["network"] for row in strangers(host)}
+        assert told == dict.fromkeys(names, network)
+        assert host.user_journal(since).count("corral did not start it; disconnected") >= 2
+        host.control(forbidden)
+        # The same file on a network of its own is heard: Compose did start what it was asked to.
+        host.box.write(
+            f"{directory}/compose.yaml", f"name: app\nservices: {{tool: {{image: '{image(host)}'}}}}\n"
+        )
+        before = host.internet.packets(forbidden, "udp")
+        host.box.run([*run, "app-plain", "tool", "-c", FLOOD, forbidden, "0.5"], cwd=directory, timeout=90)
+        assert host.internet.packets(forbidden, "udp") > before + 100
+    finally:
+        host.box.run(["docker", "rm", "-f", *names, "app-plain"], check=False)
+        host.box.run(["docker", "network", "rm", "app_default"], check=False)
+
+
 @pytest.mark.case(6)
 def test_a_compose_service_on_a_corral_network_reaches_nothing(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
@@ -409,7 +461,7 @@ def test_a_compose_service_on_a_corral_network_reaches_nothing(host: Host) -> No
     domain = f"composed-{time.time_ns()}.corral.example"
     since, mark = time.time(), host.internet.mark()
     host.internet.reset_counters()
-    # The box has no compose plugin: this is what `docker compose run --entrypoint` asks the engine for.
+    # Without the plugin, which not every box has: this is what `docker compose run --entrypoint` asks the engine for.
     labels = {
         "com.docker.compose.project": "app",
         "com.docker.compose.service": "tool",
