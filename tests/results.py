@@ -301,7 +301,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("engines", nargs="*", help="default: all, those that do not boot here are named")
     options = parser.parse_args(words)
     if options.piece:
-        return run_piece([*shlex.split(options.pytest), f"--ignore={FRESHNESS}", *options.engines], options.piece)
+        return run_piece(
+            [*shlex.split(options.pytest), f"--ignore={FRESHNESS}", *options.engines], options.piece
+        )
     if options.one:
         return run_one(options.one, shlex.split(options.pytest))
     for engine in options.engines:

@@ -70,7 +70,13 @@ ENGINES = {
     for engine in (
         Engine("bookworm", "20.10.24", cgroup1=True),
         Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli", "docker-compose")),
-        Engine("sid", None, extra=("docker-buildx", "docker-cli", "docker-compose"), own_boot_id=False, released=False),
+        Engine(
+            "sid",
+            None,
+            extra=("docker-buildx", "docker-cli", "docker-compose"),
+            own_boot_id=False,
+            released=False,
+        ),
     )
 }
 DEFAULT = "trixie"
