@@ -8,6 +8,7 @@ recomputes the whole desired state from what Docker reports.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -316,10 +317,8 @@ class Service:
             if left <= 0:
                 raise NotReadyError(self._why_not(container, timeout), "journalctl --user -u corral-enforcer")
             async with self._changed:
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
-                except TimeoutError:
-                    pass
             if container in self.tracker.unseen:
                 await self.tracker.look(container)
 

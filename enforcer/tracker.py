@@ -44,8 +44,8 @@ class Tracker:
 
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
-    somebody may be waiting. ``looked`` is set once a whole list was processed. ``unseen``: containers that Docker
-    did not show when they were looked at last, and what it said instead.
+    somebody may be waiting. ``looked`` is set once a whole list was processed. ``unseen``: containers that
+    Docker did not show when they were looked at last, and what it said instead.
     """
 
     def __init__(
