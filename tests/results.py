@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests import engines_page
 from tests.lab import Lab, LabError, engines
 from tests.lab.facts import describe
 
@@ -315,6 +316,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"=== {engine}", flush=True)
         command = [sys.executable, "-m", "tests.results", "--one", engine, f"--pytest={options.pytest}"]
         codes[engine] = subprocess.run(command, cwd=ROOT, check=False).returncode
+    engines_page.main()
     said = {0: "passed", NO_BOX: "does not come up on this machine"}
     for engine, code in codes.items():
         print(f"{engine}: {said.get(code, f'failed (exit code {code})')}")

@@ -1,0 +1,105 @@
+"""docs/engines.md out of the result files: what was run on which engine, and what came of it.
+
+``python -m tests.engines_page`` writes it; ``make test-all`` does so too. A test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "engines.md"
+RESULTS = ROOT / "docs" / "results"
+
+INTRODUCTION = """\
+# Engines
+
+Made by `make test-all` out of `docs/results/`; nothing here is written by hand but this paragraph and the list at the end. A
+row is one run of the system tests (on the first engine: of everything) in a box with that engine, a real systemd and an
+internet of its own ([testing.md](testing.md)).
+
+"""
+COLUMNS = (
+    "engine",
+    "system",
+    "iptables",
+    "systemd",
+    "kernel",
+    "control groups",
+    "passed",
+    "failed",
+    "left out",
+    "tested",
+)
+UNSUPPORTED = """
+## Not supported
+
+Rootless Docker, `userns-remap`, iptables-legacy, Docker's own nftables backend and `iptables: false` (no `DOCKER-USER`),
+Docker Desktop, Colima and other engines in a virtual machine, Docker from snap, engines older than 20.10, podman.
+`corral install` and `corral doctor` refuse these with the reason ([doctor.md](doctor.md)).
+
+arm64: platform tarballs and hashes of harnesses are in the lock for both architectures and nothing in the code is for one
+of them only; no test was ever run there.
+"""
+
+
+def row(told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of one engine's row."""
+    outcomes = told.get("outcomes", {})
+    tested = f"{told['date']}, `{str(told['commit'])[:12]}`"
+    facts = [str(told.get(name, "")) for name in COLUMNS[:6]]
+    counts = [str(outcomes.get(name, 0)) for name in ("passed", "failed", "skipped")]
+    return (*facts, *counts, tested)
+
+
+def left_out(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one line for each reason a test had not to run on an engine, with how many tests it kept away."""
+    lines = []
+    for name, told in results.items():
+        reasons: dict[str, int] = {}
+        for reason in told.get("skipped", {}).values():
+            reasons[reason] = reasons.get(reason, 0) + 1
+        lines += [
+            f"* {name}: {count} {'test' if count == 1 else 'tests'} {reason}"
+            for reason, count in sorted(reasons.items())
+        ]
+    return lines
+
+
+def failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one line for each test that failed."""
+    return [f"* {name}: `{nodeid}`" for name, told in results.items() for nodeid in told.get("failed", ())]
+
+
+def render(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the page. ``results``: engine name -> its result file, in the order of the table."""
+    table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    table += [f"| {' | '.join(row(told))} |" for told in results.values()]
+    parts = [INTRODUCTION + "\n".join(table) + "\n"]
+    for title, lines in (("Failed", failures(results)), ("Left out, and why", left_out(results))):
+        if lines:
+            parts.append(f"\n## {title}\n\n" + "\n".join(lines) + "\n")
+    return "".join([*parts, UNSUPPORTED])
+
+
+def read(names: Sequence[str]) -> dict[str, Any]:
+    """Return the result files there are, by engine."""
+    found = {name: RESULTS / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
+
+
+def main() -> int:
+    """Write the page."""
+    from tests.lab import engines
+
+    names = sorted(engines.ENGINES, key=lambda name: (name != engines.DEFAULT, name))
+    PAGE.write_text(render(read(names)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""What docs/engines.md claims was run is what the result files say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests import engines_page
+from tests.lab import engines
+
+RESULT: dict[str, Any] = {
+    "commit": "0123456789abcdef",
+    "date": "2000-01-01",
+    "engine": "Docker Engine 1",
+    "system": "Debian",
+    "iptables": "nft",
+    "systemd": "1",
+    "kernel": "6",
+    "control groups": "unified",
+    "outcomes": {"passed": 7, "failed": 1, "skipped": 2},
+    "failed": ["tests/system/test_x.py::test_y"],
+    "skipped": {"a": "not on sid: why", "b": "not on sid: why"},
+}
+
+
+def test_a_row_has_the_versions_the_counts_and_the_commit() -> None:
+    page = engines_page.render({"sid": RESULT})
+    assert (
+        "| Docker Engine 1 | Debian | nft | 1 | 6 | unified | 7 | 1 | 2 | 2000-01-01, `0123456789ab` |"
+        in page
+    )
+
+
+def test_failures_and_reasons_are_never_left_out() -> None:
+    page = engines_page.render({"sid": RESULT})
+    assert "* sid: `tests/system/test_x.py::test_y`" in page
+    assert "* sid: 2 tests not on sid: why" in page
+    assert "## Failed" not in engines_page.render({"sid": {**RESULT, "failed": []}})
+
+
+def test_the_page_is_made_of_the_result_files() -> None:
+    names = sorted(engines.ENGINES, key=lambda name: (name != engines.DEFAULT, name))
+    assert engines_page.PAGE.read_text() == engines_page.render(engines_page.read(names)), (
+        "run: python -m tests.engines_page"
+    )
