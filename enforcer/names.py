@@ -74,6 +74,9 @@ class Names:
             else:
                 level = logging.WARNING if action.alarm else logging.INFO
                 log.log(level, "name %s: %s: %s", action.name, action.kind, action.detail)
+        if any(isinstance(action, pins.Notice) for action in actions):
+            # A name that is no longer renewed ends by the times of its last answer, after a restart too.
+            self.save(always=True)
         if self.state.generation != before:
             self._moved()
 

@@ -53,6 +53,18 @@ def test_an_address_that_became_forbidden_is_unpublished_while_a_restarted_servi
     assert published(player.oracle.truths["c1"])["b.example"] == {"203.0.113.3"}
 
 
+def test_an_address_renewed_before_its_name_was_refused_is_published_as_long_after_a_restart(
+    player: Player,
+) -> None:
+    player.create(0, policy=0)
+    player.act(lambda: None, 1.0)
+    # The same answer again: it renews the address and moves nothing.
+    player.skip(70.0, False)
+    player.zone("a.example", "ok", ("169.254.169.254",), 0, 0.01)
+    player.restart_at_rest("service")
+    assert published(player.oracle.truths["c1"])["a.example"] == {"203.0.113.1"}
+
+
 def test_a_restarted_service_whose_state_is_lost_leaves_what_is_published_until_it_has_asked(
     player: Player,
 ) -> None:
