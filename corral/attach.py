@@ -42,6 +42,19 @@ Handle = Callable[[int, Any], Any]
 """``signal.signal``: sets a handler and returns the former one."""
 
 
+@dataclass(frozen=True)
+class Rejoined:
+    """A new stream of a container's input and output.
+
+    ``running``: whether it still runs; else ``wait`` knows how it ended. ``ahead``: what was read of the
+    stream already, together with the engine's answer.
+    """
+
+    stream: socket.socket
+    running: bool
+    ahead: bytes = b""
+
+
 class Container(Protocol):
     """What the loop needs of the container. Every method may raise EngineError."""
 
@@ -51,14 +64,11 @@ class Container(Protocol):
     def wait(self) -> int:
         """Block until it has ended and return its exit code, 128+n when signal n ended it."""
 
-    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+    def rejoin(self, *, replay: bool) -> Rejoined:
         """Block until an engine that went away is back.
 
         Args:
             replay: begin with all its output so far.
-
-        Returns:
-            a new stream of its input and output, and whether it still runs; else ``wait`` knows how it ended.
 
         Raises:
             EngineError: Docker does not come back, or the container is gone.
@@ -201,7 +211,7 @@ class _Loop:
         }
         self.say = say
         self.input = _Input(ended=streams.stdin is None, finished=streams.stdin is None)
-        self.rejoined: list[tuple[socket.socket, bool]] = []
+        self.rejoined: list[tuple[Rejoined, bool]] = []
         self.decoder = FrameDecoder()
         self.open = True  # the engine has not closed the stream
         self.exit = _Exit()
@@ -280,21 +290,22 @@ class _Loop:
             except EngineGoneError:
                 self.say(WENT_AWAY)
                 whole = not self.tty and sum(output.seen for output in self.outputs.values()) < REPLAYED
-                stream, running = self.container.rejoin(replay=whole)
-                told = CAME_BACK if running else ENDED
-                self.say(told if whole or (self.tty and running) else f"{told}; {MISSED}")
-                self.rejoined.append((stream, whole))
+                found = self.container.rejoin(replay=whole)
+                told = CAME_BACK if found.running else ENDED
+                self.say(told if whole or (self.tty and found.running) else f"{told}; {MISSED}")
+                self.rejoined.append((found, whole))
                 self._wake()
 
-    def _rejoin(self, stream: socket.socket, whole: bool) -> None:
+    def _rejoin(self, found: Rejoined, whole: bool) -> None:
         """Go on with a new stream of the same container."""
         if self.connected is not None:
             self.connected.close()
-        self.connected = self.connection = stream
-        stream.setblocking(False)
+        self.connected = self.connection = found.stream
+        found.stream.setblocking(False)
         self.open, self.decoder = True, FrameDecoder()
         for output in self.outputs.values():
             output.again = output.seen if whole else 0
+        self._take(found.ahead)
         last = self.input
         self.input = _Input(last.unsent or last.pending, ended=last.finished, finished=last.finished)
         if last.finished and self.stdin is not None and not self.input.pending:
@@ -402,6 +413,9 @@ class _Loop:
         if not data:
             self._end_of_output()
             return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         for stream, part in [(STDOUT, data)] if self.tty else self.decoder.feed(data):
             output = self.outputs[stream]
             fresh, output.again = part[output.again :], max(output.again - len(part), 0)

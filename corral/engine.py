@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from docker.api.client import APIClient
 
+    from corral.attach import Rejoined
     from policy.container import Limits
     from policy.schema import Limits as Wanted
 
@@ -186,6 +187,23 @@ def container_name(entry: Mapping[str, Any]) -> str:
     return str(names[0]).lstrip("/")
 
 
+def read_ahead(held: Any) -> bytes:
+    """Return what was read of a stream behind the answer that began it.
+
+    Args:
+        held: what docker-py's ``attach_socket`` returned: the raw end below a buffered reader. The reader
+            takes what comes in one go with the headers, and nobody would ever ask it again.
+    """
+    reader = held._response.raw._fp.fp
+    before = held._sock.gettimeout()
+    held._sock.setblocking(False)
+    try:
+        # Not blocking, a look into an empty buffer reads once, into the buffer, or finds nothing.
+        return bytes(reader.peek())
+    finally:
+        held._sock.settimeout(before)
+
+
 class AttachedContainer:
     """A created container and the connection to its input and output (see ``corral.attach.Container``)."""
 
@@ -220,9 +238,11 @@ class AttachedContainer:
             self._held = self._api.attach_socket(self._ident, params=params)
         return socket.socket(fileno=os.dup(self._held.fileno()))
 
-    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+    def rejoin(self, *, replay: bool) -> Rejoined:
         """See corral.attach.Container."""
         import time
+
+        from corral.attach import Rejoined
 
         until = time.monotonic() + COME_BACK
         while True:
@@ -230,7 +250,8 @@ class AttachedContainer:
                 with errors("looking for the session"):
                     running = bool(self._api.inspect_container(self._ident)["State"]["Running"])
                 self.close()
-                return self._attached(replay=replay, stream=running), running
+                stream = self._attached(replay=replay, stream=running)
+                return Rejoined(stream, running, read_ahead(self._held))
             except EngineGoneError:
                 if time.monotonic() > until:
                     raise

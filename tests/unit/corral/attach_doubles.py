@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from corral.attach import Streams
+from corral.attach import Rejoined, Streams
 from policy.errors import EngineGoneError
 
 PATIENCE = 20
@@ -39,7 +39,9 @@ class FakeContainer:
     error: Exception | None = None
     # Each is set when Docker goes away once more; with the stream that it gives when it is back.
     outages: list[threading.Event] = field(default_factory=list)
-    streams: list[tuple[socket.socket, bool]] = field(default_factory=list)
+    streams: list[tuple[socket.socket, bool] | tuple[socket.socket, bool, bytes]] = field(
+        default_factory=list
+    )
     replays: list[bool] = field(default_factory=list)
 
     def start(self) -> None:
@@ -55,11 +57,11 @@ class FakeContainer:
             raise self.error
         return self.code
 
-    def rejoin(self, *, replay: bool) -> tuple[socket.socket, bool]:
+    def rejoin(self, *, replay: bool) -> Rejoined:
         self.replays.append(replay)
         if not self.streams:
             raise EngineGoneError("Docker does not come back")
-        return self.streams.pop(0)
+        return Rejoined(*self.streams.pop(0))
 
     def kill(self, name: str) -> None:
         with self.told:

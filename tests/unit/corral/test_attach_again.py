@@ -56,6 +56,28 @@ def test_output_goes_on_without_a_gap_and_nothing_twice(
     assert container.replays == [True]
 
 
+def test_what_was_read_together_with_the_answer_comes_first(
+    wires: tuple[socket.socket, Engine, socket.socket, Engine], pipes: Pipes
+) -> None:
+    near, first, again, second = wires
+    outage = threading.Event()
+    whole = frame(1, b"one two three ")
+    container = FakeContainer(outages=[outage], streams=[(again, True, whole[:11])])
+
+    def play() -> None:
+        first.far.sendall(frame(1, b"one "))
+        assert os.read(pipes.out, 64)
+        first.far.close()
+        outage.set()
+        second.far.sendall(whole[11:] + frame(1, b"four"))
+        second.far.close()
+        container.end(7)
+
+    with script(play):
+        assert attach(container, near, streams=pipes.streams, tty=False, say=lambda _: None) == 7
+    assert pipes.finished()[0] == b"two three four"
+
+
 def test_input_goes_to_the_new_stream_and_an_end_that_was_told_is_told_again(
     wires: tuple[socket.socket, Engine, socket.socket, Engine], pipes: Pipes
 ) -> None:
