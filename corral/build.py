@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,13 @@ from corral import state
 from corral.context import Invocation
 from corral.engine import base_url, errors
 from policy.errors import PolicyError
-from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge
+from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge, suite_of
 from policy.loader import LoadedPolicy
 from policy.urls import is_loopback, redact
 
 if TYPE_CHECKING:
     from agent_image.builder import Built, ImageApi
     from agent_image.spec import ImageSpec
-
-DEFAULT_SUITE = "bookworm"
-_DEBIAN = re.compile(r"(?:.*/)?debian:([a-z]+)(?:-.*)?")
-
-
-def suite_of(base_image: str) -> str:
-    """Return the Debian suite that a base image's name tells."""
-    match = _DEBIAN.fullmatch(base_image.partition("@")[0])
-    return match.group(1) if match else DEFAULT_SUITE
 
 
 def image_spec(

@@ -105,6 +105,11 @@ class Names:
             self.step(pins.Failed(result, query.token))
         await self._heard()
 
+    async def ask(self, name: str) -> pins.Answer | pins.Failure:
+        """Resolve a name for somebody who wants to know; nothing follows from the answer."""
+        self._watch_resolv_conf()
+        return await self._resolver.resolve(name)
+
     def _watch_resolv_conf(self) -> None:
         if self._config.dns.servers:
             return

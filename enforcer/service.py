@@ -17,12 +17,14 @@ from typing import Any
 
 from enforcer import desired, hostsfile, pins, reports
 from enforcer.api import Api
+from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
 from enforcer.host import notify
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names, suspended_seconds
+from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
 from enforcer.sessions import Network, Owner, Session
@@ -84,7 +86,12 @@ class Service:
         self.satisfied: frozenset[str] = frozenset()
         self.errors: dict[str, str] = {}
         self._retrying: asyncio.TimerHandle | None = None
-        self.tracker = Tracker(config, owner, self.names, self._dirty.set, self._notify_all)
+        self.applied = -1  # the generation of the pins that the kernel and the hosts files were made from
+        store = Store(owner.data_home / "enforcer" / "sessions")
+        self.tracker = Tracker(
+            config, owner, self.names, self._dirty.set, self._notify_all, store, clock, wall
+        )
+        self.changes = Changes(self, self.names, self.tracker, clock, self._read)
         self.metrics = Metrics(refreshes=self.names.refreshes)
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
@@ -119,6 +126,7 @@ class Service:
             self.names.tick_forever(),
             self._reconcile_forever(),
             self._renew_forever(),
+            self.tracker.expire_forever(),
         ):
             self._spawn(work)
 
@@ -249,6 +257,7 @@ class Service:
         self._note_problems(previous, self.held)
         if self.names.state.generation != generation:
             self._dirty.set()
+        self.applied = generation
         self.names.save()
 
     def _world(self) -> tuple[list[Session], list[Network], pins.State]:
@@ -296,6 +305,23 @@ class Service:
         async with self._changed:
             self._changed.notify_all()
 
+    async def _read(self) -> Held:
+        return await asyncio.to_thread(self._writer.read)
+
+    async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """See changes.Kernel."""
+        end = self._clock() + timeout
+        while not condition():
+            left = end - self._clock()
+            if left <= 0:
+                return False
+            async with self._changed:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+                except TimeoutError:
+                    continue
+        return True
+
     async def version(self) -> dict[str, Any]:
         """See api.Backend."""
         try:
@@ -334,7 +360,7 @@ class Service:
                 "the container is not what corral would have created: " + "; ".join(session.problems),
                 "another program changed it, or a default of the engine did (/etc/docker/daemon.json)",
             )
-        ready = pins.readiness(self.names.state, container)
+        ready = pins.readiness(self.names.state, container, session.declaration.allow_stale)
         if ready.pending:
             return None
         if ready.failed:

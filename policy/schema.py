@@ -178,13 +178,21 @@ class AllowEntry(_Model):
 
 
 class Egress(_Model):
-    """What may be reached beyond the sandbox."""
+    """What may be reached beyond the sandbox.
+
+    ``from_host``: clients of this host whose configured names are added. ``allow_stale``: start on the last
+    good addresses of names that cannot be resolved now.
+    """
 
     mode: Annotated[str, AfterValidator(_egress_mode)] = "allowlist"
     allow: Annotated[
         tuple[Annotated[AllowEntry, BeforeValidator(_entry)], ...], Listed, Field(max_length=MAX_NAMES)
     ] = ()
     profile_defaults: bool = True
+    from_host: Annotated[
+        tuple[Literal["npm", "pip", "apt", "git"], ...], Listed, AfterValidator(_distinct)
+    ] = ()
+    allow_stale: bool = False
 
 
 class Service(_Model):
@@ -296,7 +304,9 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
             default = Name(host=host, optional=known.optional, liveness=known.liveness)
         names[host] = _merged(known, default)
     services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
-    return Declaration(names=tuple(names.values()), host_services=services)
+    return Declaration(
+        names=tuple(names.values()), host_services=services, allow_stale=policy.egress.allow_stale
+    )
 
 
 def _merged(first: Name | None, second: Name) -> Name:
