@@ -254,5 +254,5 @@ def test_limits_of_an_earlier_policy_are_a_difference_and_discarded_ones_are_not
     with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
         docker_engine.containers_by_id[session.ident]["Body"]["HostConfig"]["PidsLimit"] = pids
         inspect = docker_engine.inspect_container(session.ident)
-        told = verify.started_differently(invocation, inspect, prepared.limits)
+        told = verify.started_differently(invocation, inspect, prepared.limits, {})
     assert ("PidsLimit" in told) == stale
