@@ -21,9 +21,9 @@ from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
-from enforcer.host import notify
+from enforcer.host import notify, watch_network
 from enforcer.metrics import Metrics, Now, counted, render
-from enforcer.names import Names, suspended_seconds
+from enforcer.names import Names
 from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
@@ -58,7 +58,6 @@ class Service:
         resolv_conf: Path = RESOLV_CONF,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
-        suspended: Callable[[], float] = suspended_seconds,
         make_resolver: Callable[[tuple[Server, ...], Callable[[], float]], Resolver] = Resolver,
         end: Callable[[int], object] = os._exit,
     ) -> None:
@@ -79,7 +78,6 @@ class Service:
             spawn=self._spawn,
             moved=self._dirty.set,
             heard=self._notify_all,
-            suspended=suspended,
             make_resolver=make_resolver,
         )
         self.held: Held | None = None
@@ -103,6 +101,7 @@ class Service:
         """Serve until ``stop`` is set."""
         self.start(asyncio.get_running_loop())
         self._spawn(self.denials.forever())
+        unwatch = watch_network(self._loop, lambda: self._spawn(self.tracker.network_moved()))
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
         watcher.start()
@@ -112,6 +111,7 @@ class Service:
         finally:
             notify("STOPPING=1")
             watcher.stop()
+            unwatch()
             for task in list(self._tasks):
                 task.cancel()
             api.close()
@@ -459,7 +459,7 @@ class Service:
                 pins=len(held.pins) if held else 0,
                 host_entries=len(held.host) if held else 0,
                 sessions=counted(self._state(session) for session in sessions),
-                names=counted(record.state.value for record in state.names.values()),
+                names=counted(state.names[name].state.value for name in pins.wanted(state)),
                 strangers=sum(map(len, self.tracker.strangers.values())),
                 **self.denials.counts(),
             ),

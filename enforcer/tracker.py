@@ -15,6 +15,7 @@ from enforcer.config import Config
 from enforcer.engine import Engine
 from enforcer.host import addresses as host_addresses
 from enforcer.host import socket_sources
+from enforcer.host import uplinks as host_uplinks
 from enforcer.names import Names
 from enforcer.overrides import Overrides, Store
 from enforcer.sessions import (
@@ -74,6 +75,8 @@ class Tracker:
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
+        self._subnets: tuple[str, ...] = ()
+        self._uplinks: frozenset[tuple[str, ...]] | None = None
         self._watch = Strangers(owner.uid, owner.gid)
         self.strangers = self._watch.rows
 
@@ -174,14 +177,34 @@ class Tracker:
         found = [net for net in (parse_network(row, self.owner.uid) for row in rows) if net is not None]
         self.networks = {net.name: net for net in found}
         own = {str(net.subnet) for net in found}
-        subnets = [text for row in rows for text in subnets_of(row) if text not in own]
+        self._subnets = tuple(text for row in rows for text in subnets_of(row) if text not in own)
+        await self._vet_again()
+
+    async def network_moved(self) -> None:
+        """An interface, an address or a route of this host came or went: judge every address anew, now.
+
+        Works without Docker too, with the networks that it had.
+        """
+        if not self.looked.is_set():
+            return
+        async with self._order:
+            try:
+                await self._vet_again()
+            except CorralError as error:
+                log.error("%s", error.message)
+
+    async def _vet_again(self) -> None:
         vetting = Vetting.of(
             permit=[str(net) for net in self.config.permit_ranges],
             host_addresses=await asyncio.to_thread(host_addresses),
-            docker_subnets=subnets,
-            corral_subnets=own,
+            docker_subnets=self._subnets,
+            corral_subnets=[str(net.subnet) for net in self.networks.values()],
         )
+        known, self._uplinks = self._uplinks, await asyncio.to_thread(host_uplinks)
         self.names.step(pins.VettingChanged(vetting))
+        if known is not None and known != self._uplinks:
+            log.info("the host's routes changed: asking for all names again")
+            self.names.step(pins.Refresh(discard=True))
 
     def _attached(self, engine: Engine) -> set[str]:
         found = [engine.network(name) or {} for name in list(self.networks)]
@@ -251,7 +274,8 @@ class Tracker:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
             self.names.step(pins.Unsubscribe(session.container))
         else:
-            wishes = tuple(pins.Wish(n.host, n.ports, n.optional) for n in session.names)
+            stale = session.declaration.allow_stale
+            wishes = tuple(pins.Wish(n.host, n.ports, n.optional, stale) for n in session.names)
             self.names.step(pins.Subscribe(session.container, session.address, wishes))
         self._changed()
 
