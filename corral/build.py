@@ -120,6 +120,8 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
     for note in host.notes:
         console.detail(note)
+    for note in loaded.from_host.notes:
+        console.warn(f"egress.from_host: {note}")
     with errors("asking Docker for its architecture"):
         architecture = str(invocation.api.version()["Arch"])
     spec = image_spec(
