@@ -252,7 +252,10 @@ def test_a_running_session_is_changed_by_hand_and_every_answer_agrees_with_a_rea
     before = check(project, f"{GOOD}:443")
     assert before["allowed"]
     assert before["resolution"]["addresses"] == ["203.0.113.160"]
-    project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    stream = f"curl -sSN 'https://{TWIN}/stream?interval=0.1&count=100000' > stream; echo $? > cut"
+    project.start(
+        "sh", "-c", f"({stream}) & until [ -s stream ]; do sleep 0.1; done; touch up; sleep 300", marker="up"
+    )
     started, ident = project.containers(), project.sandbox["sandbox"]
     hosts = [GOOD, TWIN, late, "other.corral.example", *(f"203.0.113.16{number}" for number in (0, 1, 2))]
     targets = [
@@ -284,7 +287,11 @@ def test_a_running_session_is_changed_by_hand_and_every_answer_agrees_with_a_rea
     host.wait_enforcer()
     until(lambda: ("203.0.113.162", 443) in held(host, project), 20, "the restarted service has it")
     project.corral("deny", late)
+    assert not project.exists("cut")
     project.corral("deny", TWIN)
+    took = until(lambda: project.exists("cut"), 10, "the open connection is cut")
+    print(f"cut after {took:.2f} s")
+    assert project.read("cut") != "0\n"
     assert agrees() == {f"{GOOD}:443", "203.0.113.160:443"}
     dns.play({**script, GOOD: always("203.0.113.170")})
     assert "+203.0.113.170" in project.corral("refresh", GOOD).stdout
