@@ -36,7 +36,7 @@ def refresh(
 ) -> None:
     """Resolve the names of running sessions again, now; nothing is restarted, open connections go on.
 
-    Exit 1 when a name has no fresh answer. Example: corral refresh api.example.com
+    Exit 1 when a name that is not optional has no fresh answer. Example: corral refresh api.example.com
     """
 
     def action() -> int:

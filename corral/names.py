@@ -184,8 +184,8 @@ def _moved(before: Iterable[str], after: Iterable[str]) -> str:
 
 
 def failed(answer: Mapping[str, Any]) -> bool:
-    """Say whether a name that was refreshed has no fresh answer."""
-    return any(row.get("state") != "OK" for row in answer.get("names") or ())
+    """Say whether a name that was refreshed, and is not optional, has no fresh answer."""
+    return any(row.get("state") != "OK" and not row.get("optional") for row in answer.get("names") or ())
 
 
 # -- check

@@ -143,6 +143,9 @@ class Changes:
                         "before": list(old.latest) if old is not None else [],
                         "addresses": list(record.latest),
                         "error": record.error,
+                        "optional": all(
+                            own.optional for session in sessions for own in session.names if own.host == name
+                        ),
                     }
                 )
         if not done:

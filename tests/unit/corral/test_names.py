@@ -138,6 +138,7 @@ def test_refreshing_tells_what_moved() -> None:
     assert "\x1b" not in text
     assert names.failed({"names": rows})
     assert not names.failed({"names": rows[:2]})
+    assert not names.failed({"names": [{**row, "optional": True} for row in rows]})
 
 
 def test_without_a_session_a_declared_name_is_resolved_and_vetted(

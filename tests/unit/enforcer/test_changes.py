@@ -231,6 +231,7 @@ def test_refresh_brings_the_new_answer_before_it_returns(play: Callable[..., Wor
         assert rows["api.example.com"]["before"] == ["93.184.216.34"]
         assert rows["api.example.com"]["addresses"] == ["93.184.216.35"]
         assert rows["maybe.example.com"]["error"].startswith("nxdomain")
+        assert (rows["maybe.example.com"]["optional"], rows["api.example.com"]["optional"]) == (True, False)
         assert "93.184.216.35   api.example.com" in world.hosts("00000001")
         # The old address stays allowed for flows that are open, and is not published.
         assert {row[3] for row in world.writer.pins} == {"93.184.216.34", "93.184.216.35"}
