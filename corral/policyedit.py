@@ -27,6 +27,7 @@ def save(
     load: Callable[[Path], LoadedPolicy],
     *,
     force: bool = False,
+    saved: Callable[[LoadedPolicy, LoadedPolicy], None] = lambda _before, _after: None,
 ) -> LoadedPolicy:
     """Write ``host`` on ``ports`` into the policy file and return the policy it makes.
 
@@ -39,6 +40,8 @@ def save(
         ports: to be reachable.
         load: reads a policy file of the same project.
         force: see ``egress.allow``.
+        saved: called with the policy before and after, once the file is written. Where revisions are
+            approved, the new one counts as such if the old one did: the user asked for exactly this.
 
     Raises:
         PolicyError: the file changed meanwhile, or is written in a way that is not edited.
@@ -75,7 +78,9 @@ def save(
         raise PolicyError(f"{loaded.path} cannot be edited: {error}", by_hand) from error
     except OSError as error:
         raise CorralError(f"cannot write {loaded.path}: {error.strerror}", by_hand) from error
-    return load(loaded.path)
+    after = load(loaded.path)
+    saved(loaded, after)
+    return after
 
 
 def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, host: str, ports: frozenset[int]) -> None:

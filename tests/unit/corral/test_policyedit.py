@@ -36,7 +36,9 @@ Again = Callable[[Path], LoadedPolicy]
 
 
 def test_a_name_is_written_and_the_file_keeps_its_mode(policy: LoadedPolicy, again: Again) -> None:
-    made = save(policy, "b.example.com", (443, 22), again)
+    told: list[tuple[LoadedPolicy, LoadedPolicy]] = []
+    made = save(policy, "b.example.com", (443, 22), again, saved=lambda *both: told.append(both))
+    assert told == [(policy, made)]
     assert reach(made.declaration) == {"a.example.com": {443}, "b.example.com": {443, 22}}
     assert policy.path.read_text() == POLICY + "    - {host: b.example.com, ports: [443, 22]}\n"
     assert policy.path.stat().st_mode & 0o777 == 0o640
