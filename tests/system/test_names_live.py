@@ -170,7 +170,9 @@ def test_a_hundred_rotations_of_a_cdn_fail_no_connection_and_break_no_stream(
     assert told["connected"] > ROTATIONS
     answered = dns.answered(CDN)
     assert len(answered) >= len(POOL)
+    # The box itself asks its own resolver for what it needs.
     sent = {key[1] for key in host.internet.all_packets() if key[1].startswith("203.0.113.")}
+    sent.discard(host.internet.addresses["resolver"])
     assert sent - answered == set()
     assert len(sent & answered) > 10
     # The positive control: a packet to an address that no answer had is counted.
