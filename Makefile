@@ -24,7 +24,7 @@ $(STAMP): requirements/test.lock pyproject.toml
 	@touch $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not lab or representative" --durations=15
+	CORRAL_FUZZ_INPUTS=100000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -m "not lab or representative" --durations=15
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit tests/contract

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,13 @@ from corral import state
 from corral.context import Invocation
 from corral.engine import base_url, errors
 from policy.errors import PolicyError
-from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge
+from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge, suite_of
 from policy.loader import LoadedPolicy
 from policy.urls import is_loopback, redact
 
 if TYPE_CHECKING:
     from agent_image.builder import Built, ImageApi
     from agent_image.spec import ImageSpec
-
-DEFAULT_SUITE = "bookworm"
-_DEBIAN = re.compile(r"(?:.*/)?debian:([a-z]+)(?:-.*)?")
-
-
-def suite_of(base_image: str) -> str:
-    """Return the Debian suite that a base image's name tells."""
-    match = _DEBIAN.fullmatch(base_image.partition("@")[0])
-    return match.group(1) if match else DEFAULT_SUITE
 
 
 def image_spec(
@@ -130,6 +120,8 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
     for note in host.notes:
         console.detail(note)
+    for note in loaded.from_host.notes:
+        console.warn(f"egress.from_host: {note}")
     with errors("asking Docker for its architecture"):
         architecture = str(invocation.api.version()["Arch"])
     spec = image_spec(

@@ -103,9 +103,10 @@ def resolvers(resolv_confs: Iterable[str], configured: Iterable[str]) -> list[st
 
     Args:
         resolv_confs: contents of resolv.conf files.
-        configured: servers of the service configuration, optionally with a port after '#' or ':'.
+        configured: servers of the service configuration, optionally with a port after '#' or ':', or as
+            tls://ADDRESS#NAME.
     """
-    listed = [re.split("[#:]", server)[0] for server in configured]
+    listed = [re.split("[#:]", server.removeprefix("tls://"))[0] for server in configured]
     for text in resolv_confs:
         words = [line.split() for line in text.splitlines()]
         listed += [found[1] for found in words if len(found) > 1 and found[0] == "nameserver"]

@@ -76,7 +76,8 @@ def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
 def _guarded(arguments: list[str]) -> int:
     import typer
 
-    from corral.commands import app, verbose
+    from corral.commands import verbose
+    from corral.namecommands import app
     from corral.oserrors import DISK, translate, unwritten
     from policy.errors import CorralError
 

@@ -63,11 +63,21 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
     lines += [paint(f"    PROBLEM: {text}", RED, colour) for text in session.get("problems") or ()]
     lines += _names(session.get("names") or (), colour)
     for name in session.get("names") or ():
+        lines += [f"    {name.get('name')}: {text}" for text in _granted(name.get("granted") or {})]
         if name.get("error"):
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
     return lines + _denied(session)
+
+
+def _granted(ports: Mapping[str, Any]) -> list[str]:
+    """Say which ports were allowed while the session runs, and how long for."""
+    lines = []
+    for port, seconds in sorted(ports.items(), key=lambda row: int(row[0])):
+        until = "until the session ends" if seconds is None else f"for {_seconds(seconds)} more"
+        lines.append(f"port {port} was allowed by hand, {until}")
+    return lines
 
 
 def _denied(session: Mapping[str, Any]) -> list[str]:

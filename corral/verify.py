@@ -20,10 +20,12 @@ from corral.context import Invocation, new_session
 from corral.insession import Unfinished, execute
 from corral.lifecycle import Created, Prepared, created, prepare, resolvers
 from corral.livecheck import Sight
+from corral.names import changed_since
+from corral.policyedit import reach
 from corral.session import SERVICE, Request, mounts
 from policy.container import HOSTS_TARGET, Limits
-from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION
-from policy.errors import CorralError, EngineError, NotReadyError
+from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
+from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 
 PROGRAM = "/usr/local/bin/corral-verify"
 # Seconds the checker may take; it limits itself to less.
@@ -149,11 +151,11 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     session = str(labels.get(LABEL_SESSION, ""))
     with engine.errors(f"looking at the session {session}"):
         inspect = invocation.api.inspect_container(ident)
-    stale = started_differently(invocation, inspect, prepared.limits)
+    status = invocation.enforcer.status()
+    stale = started_differently(invocation, inspect, prepared.limits, session_row(status, ident))
     if stale:
         # What it was started with is not what the checker would compare with.
         return [Check("session-policy", "fail", stale, session)]
-    status = invocation.enforcer.status()
     told = _expectations(invocation, prepared, names_of(status, ident)[0], peers(status, ident))
     user = f"{invocation.user.uid}:{invocation.user.gid}"
     try:
@@ -168,13 +170,18 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     return [Check("session-policy", "ok", "", session), *inside, *host_side]
 
 
-def started_differently(invocation: Invocation, inspect: Mapping[str, Any], limits: Limits) -> str:
-    """Return how a running container differs from what ``run`` would start now, or nothing."""
+def started_differently(
+    invocation: Invocation, inspect: Mapping[str, Any], limits: Limits, row: Mapping[str, Any]
+) -> str:
+    """Return how a running container differs from what ``run`` would start now, or nothing.
+
+    What its user allowed it since (``row``, its part of the status) and then saved is no difference.
+    """
     loaded, config = invocation.loaded, inspect.get("Config") or {}
     labels, actual = config.get("Labels") or {}, inspect.get("HostConfig") or {}
     session = str(labels.get(LABEL_SESSION, ""))
     differs = []
-    if labels.get(LABEL_EGRESS) != loaded.declaration.to_label():
+    if _egress_differs(str(labels.get(LABEL_EGRESS)), loaded.declaration, row):
         differs.append("egress")
     mounted = {
         (str(row.get("Source")), str(row.get("Target")), bool(row.get("ReadOnly")))
@@ -195,6 +202,17 @@ def started_differently(invocation: Invocation, inspect: Mapping[str, Any], limi
     return f"it was started under another version of the policy ({told} differ); end it and run it again"
 
 
+def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> bool:
+    if label == wanted.to_label():
+        return False
+    try:
+        declared = Declaration.from_label(label)
+    except PolicyError:
+        return True
+    same = declared.host_services == wanted.host_services
+    return not same or reach(changed_since(declared, row)) != reach(wanted)
+
+
 def _address(inspect: Mapping[str, Any], network: str) -> str:
     endpoint = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).get(network) or {}
     try:
@@ -207,12 +225,14 @@ def _address(inspect: Mapping[str, Any], network: str) -> str:
 
 def names_of(status: Mapping[str, Any], ident: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return name -> published addresses and name -> lingering ones of a container, from the status."""
-    for session in _sessions(status):
-        if session.get("container") == ident:
-            rows = session.get("names") or ()
-            published = {str(row["name"]): list(row.get("addresses") or ()) for row in rows}
-            return published, {str(row["name"]): list(row.get("lingering") or ()) for row in rows}
-    return {}, {}
+    rows = [row for row in session_row(status, ident).get("names") or () if row.get("state") != "REVOKED"]
+    published = {str(row["name"]): list(row.get("addresses") or ()) for row in rows}
+    return published, {str(row["name"]): list(row.get("lingering") or ()) for row in rows}
+
+
+def session_row(status: Mapping[str, Any], ident: str) -> Mapping[str, Any]:
+    """Return a container's part of the status; empty when it has none."""
+    return next((row for row in _sessions(status) if row.get("container") == ident), {})
 
 
 def peers(status: Mapping[str, Any], ident: str) -> dict[str, str]:
@@ -233,13 +253,14 @@ def _host_side(
 ) -> list[Check]:
     loaded = invocation.loaded
     live = invocation.enforcer.live(loaded.sandbox.id)
-    published, lingering = names_of(invocation.enforcer.status(), ident)
+    status = invocation.enforcer.status()
+    published, lingering = names_of(status, ident)
     try:
         text = hosts.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise CorralError(f"cannot read the hosts file {hosts}: {error.strerror}") from error
     sight = Sight(
-        declaration=loaded.declaration,
+        declaration=changed_since(loaded.declaration, session_row(status, ident)),
         address=address,
         gateway=str(prepared.plan.gateway),
         hostname=SERVICE,

@@ -9,11 +9,12 @@ import logging
 import os
 import socketserver
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from enforcer.changes import PATIENCE, Changes
 from enforcer.client import API_HEADER
 from enforcer.metrics import CONTENT_TYPE
 from policy import versions
@@ -49,6 +50,10 @@ class Backend(Protocol):
     async def denied(self, after: int, project: str | None) -> dict[str, Any]:
         """Return what was refused: rows that changed after a number; of one project directory, or all."""
 
+    @property
+    def changes(self) -> Changes:
+        """What changes or questions running sessions."""
+
     async def measured(self) -> str:
         """Return counters and states as text for Prometheus."""
 
@@ -67,6 +72,51 @@ class _Server(socketserver.ThreadingUnixStreamServer):
             return await work
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
+
+
+class _Fields:
+    """The fields of a request's body; ValueError, KeyError or TypeError when one is not what it must be."""
+
+    def __init__(self, body: Any) -> None:
+        if not isinstance(body, dict):
+            raise TypeError("not an object")
+        self._body: dict[str, Any] = body
+
+    def text(self, key: str) -> str:
+        value = self._body[key]
+        if not isinstance(value, str):
+            raise TypeError(f"{key} is not text")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        return None if self._body.get(key) is None else self.text(key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self._body.get(key) or []
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise TypeError(f"{key} is not a list of text")
+        return tuple(values)
+
+    def number(self, key: str) -> int:
+        value = self._body[key]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{key} is not a number")
+        return value
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        return tuple(_Fields({key: value}).number(key) for value in self._body[key])
+
+    def optional_number(self, key: str) -> float | None:
+        value = self._body.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise TypeError(f"{key} is not a number")
+        return value
+
+    def flag(self, key: str) -> bool:
+        return self._body.get(key) is True
+
+    def seconds(self, key: str, default: float) -> float:
+        return min(float(self._body.get(key, default)), 120.0)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -102,22 +152,51 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(404, {"error": f"no such resource: {parts.path}"})
 
     def do_POST(self) -> None:
+        backend, changes = self.server.backend, self.server.backend.changes
+        routes: dict[str, Callable[[_Fields], tuple[Awaitable[Answer], float]]] = {
+            "/v1/await-ready": lambda sent: (
+                backend.await_ready(sent.text("container"), sent.seconds("timeout", 15.0)),
+                sent.seconds("timeout", 15.0) + SLACK,
+            ),
+            "/v1/withdraw": lambda sent: (backend.withdraw(sent.text("container")), 30.0),
+            "/v1/allow": lambda sent: (
+                changes.allow(
+                    sent.text("sandbox"),
+                    sent.text("host"),
+                    sent.numbers("ports"),
+                    sent.optional_number("seconds"),
+                    sent.flag("force"),
+                ),
+                2 * PATIENCE + SLACK,
+            ),
+            "/v1/deny": lambda sent: (
+                changes.deny(sent.text("sandbox"), sent.text("host")),
+                2 * PATIENCE + SLACK,
+            ),
+            "/v1/refresh": lambda sent: (
+                changes.refresh(sent.optional_text("sandbox"), sent.texts("names")),
+                2 * PATIENCE + SLACK,
+            ),
+            "/v1/check": lambda sent: (
+                changes.check(
+                    sent.text("sandbox"), sent.text("host"), sent.number("port"), sent.flag("resolve")
+                ),
+                PATIENCE + SLACK,
+            ),
+        }
         try:
             length = int(self.headers.get("Content-Length", "0"))
             if not 0 <= length <= MAX_BODY:
                 raise ValueError("body too large")
-            body = json.loads(self.rfile.read(length))
-            container = str(body["container"])
-            timeout = min(float(body.get("timeout", 15.0)), 120.0)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            sent = _Fields(json.loads(self.rfile.read(length)))
+            if self.path not in routes:
+                self._send(404, {"error": f"no such resource: {self.path}"})
+                return
+            work, timeout = routes[self.path](sent)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._send(400, {"error": f"malformed request: {error}"})
             return
-        if self.path == "/v1/await-ready":
-            self._answer(self.server.backend.await_ready(container, timeout), timeout + SLACK)
-        elif self.path == "/v1/withdraw":
-            self._answer(self.server.backend.withdraw(container))
-        else:
-            self._send(404, {"error": f"no such resource: {self.path}"})
+        self._answer(work, timeout)
 
     def _answer(self, work: Awaitable[Answer], timeout: float = 30.0, content_type: str = JSON) -> None:
         try:

@@ -21,6 +21,7 @@ __all__ = ["Client", "Config", "create_hosts_file", "load_config", "render_hosts
 
 START = "systemctl --user start corral-enforcer"
 VERSION = "/v1/version"
+CHANGING = 45.0  # seconds; the service gives up earlier
 # In every answer: the enforcer may have been replaced since its version was asked for.
 API_HEADER = "Corral-Api"
 
@@ -156,6 +157,30 @@ class Client:
         """
         only = {} if project is None else {"project": project}
         return self._ask("GET", f"/v1/denied?{urlencode({'after': after, **only})}")
+
+    def allow(
+        self, sandbox: str, host: str, ports: Iterable[int], seconds: float | None, *, force: bool = False
+    ) -> dict[str, Any]:
+        """Let the running sessions of a sandbox reach a name, for ``seconds`` or until they end.
+
+        Raises:
+            NotReadyError: it has no usable address; nothing was changed.
+        """
+        body = {"sandbox": sandbox, "host": host, "ports": list(ports), "seconds": seconds, "force": force}
+        return self._ask("POST", "/v1/allow", body, CHANGING)
+
+    def deny(self, sandbox: str, host: str) -> dict[str, Any]:
+        """Take a name from the running sessions of a sandbox until they end."""
+        return self._ask("POST", "/v1/deny", {"sandbox": sandbox, "host": host}, CHANGING)
+
+    def refresh(self, sandbox: str | None, names: Iterable[str] = ()) -> dict[str, Any]:
+        """Resolve names again now, of one sandbox or of all; none named: every name."""
+        return self._ask("POST", "/v1/refresh", {"sandbox": sandbox, "names": list(names)}, CHANGING)
+
+    def check(self, sandbox: str, host: str, port: int, *, resolve: bool = False) -> dict[str, Any]:
+        """Return what would happen to a connection from each running session of a sandbox."""
+        body = {"sandbox": sandbox, "host": host, "port": port, "resolve": resolve}
+        return self._ask("POST", "/v1/check", body, CHANGING)
 
     def metrics(self) -> str:
         """Return the service's counters and states as text for Prometheus."""

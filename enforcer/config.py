@@ -5,7 +5,8 @@
     permit_ranges = ["203.0.113.0/24"]   # addresses that vetting would refuse and a lab needs; loud in status
     subnet_range = "172.16.0.0/16"       # where sandboxes get their /26 from
     [dns]
-    servers = ["192.0.2.53"]             # default: the host's resolv.conf, read anew when it changes
+    servers = ["192.0.2.53"]             # or "tls://192.0.2.53#dns.example", asked over TLS only;
+                                         # default: the host's resolv.conf, read anew when it changes
     [timers]                             # seconds
     reconcile = 60
     renew = 300
@@ -32,7 +33,7 @@ class _Model(BaseModel):
 
 
 class Dns(_Model):
-    """``servers`` are addresses, optionally with a port; empty means the host's resolv.conf."""
+    """``servers`` as `enforcer.resolver.Server` reads them; empty means the host's resolv.conf."""
 
     servers: tuple[str, ...] = ()
 

@@ -130,7 +130,7 @@ def explained(
 def _named(
     proto: int, port: int, session: Session | None, known: list[Known]
 ) -> tuple[str | None, str | None]:
-    own = {name.host: name.ports for name in session.declaration.names} if session is not None else {}
+    own = {name.host: name.ports for name in session.names} if session is not None else {}
     usable = [one for one in known if not one.refused]
     if not usable:
         refused = next(iter(known), None)

@@ -87,12 +87,7 @@ def keep(
         if not session.problems
         for name in untried.get(session.container, frozenset())
     }
-    ports = {
-        (session.address, port)
-        for session in sessions
-        for name in session.declaration.names
-        for port in name.ports
-    }
+    ports = {(session.address, port) for session in sessions for name in session.names for port in name.ports}
     return [
         ((entry.src, entry.proto, entry.port, entry.dst), entry.comment)
         for entry in held
@@ -114,7 +109,7 @@ def kept_names(
     the name's ports.
     """
     shown = dict(published)
-    for name in session.declaration.names:
+    for name in session.names:
         if name.host in waiting:
             stays = [
                 address
@@ -129,8 +124,8 @@ def kept_names(
 def hosts_content(session: Session, published: Mapping[str, Iterable[str]]) -> bytes:
     """Return the hosts file of a session."""
     gateway = str(session.network.gateway) if session.network is not None else "127.0.0.1"
-    names = [name.host for name in session.declaration.names]
-    return hostsfile.render(session.hostname, session.address, gateway, names, published)
+    declared, later = session.overrides.places(session.declaration)
+    return hostsfile.render(session.hostname, session.address, gateway, declared, published, later)
 
 
 def live(held: Iterable[Entry], sessions: Iterable[Session]) -> dict[str, frozenset[tuple[str, int]]]:

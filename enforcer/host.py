@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import fcntl
+import logging
 import os
 import socket
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from enforcer.client import runtime_directory
 from policy.errors import EnforcerError, EngineError
+
+log = logging.getLogger("corral.enforcer")
+
+CONTAINER_LINKS = ("corral-", "docker", "br-", "veth")
+# RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR
+RTNL_GROUPS = 0x1 | 0x10 | 0x40 | 0x100
+SETTLE = 0.1  # seconds; one change is told in several messages
 
 
 def addresses() -> list[str]:
@@ -28,6 +38,77 @@ def addresses() -> list[str]:
     except (NetlinkError, OSError) as error:
         raise EngineError(f"reading this host's addresses: {error}") from error
     return [text for text in found if text]
+
+
+def uplinks(routes: Path = Path("/proc/net/route")) -> frozenset[tuple[str, ...]]:
+    """Return this host's IPv4 routes of the main table but those of containers; see ``parse_routes``.
+
+    A VPN changes them, or brings an address; a container that starts does not.
+    """
+    try:
+        return parse_routes(routes.read_text())
+    except OSError:
+        return frozenset()
+
+
+def parse_routes(text: str) -> frozenset[tuple[str, ...]]:
+    """Return (interface, destination, gateway, metric, mask) of a /proc/net/route, as it writes them."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    return frozenset(
+        (row[0], row[1], row[2], row[6], row[7])
+        for row in rows
+        if len(row) >= 8 and not row[0].startswith(CONTAINER_LINKS)
+    )
+
+
+def _rtnetlink() -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    sock.bind((0, RTNL_GROUPS))
+    return sock
+
+
+def watch_network(
+    loop: asyncio.AbstractEventLoop,
+    moved: Callable[[], object],
+    make: Callable[[], socket.socket] = _rtnetlink,
+) -> Callable[[], None]:
+    """Call ``moved`` soon after links, addresses or routes of this host changed; returns how to stop that.
+
+    Without such a socket the regular full pass finds changes, later.
+    """
+    try:
+        sock = make()
+    except OSError as error:
+        log.warning("changes of this host's network are not followed: %s", error)
+        return lambda: None
+    pending: list[asyncio.TimerHandle] = []
+
+    def fire() -> None:
+        pending.clear()
+        moved()
+
+    def readable() -> None:
+        try:
+            while sock.recv(65536):
+                pass
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            # ENOBUFS: more happened than could be told, which is a change too.
+            if error.errno != errno.ENOBUFS:
+                log.warning("following this host's network: %s", error)
+                loop.remove_reader(sock)
+        if not pending:
+            pending.append(loop.call_later(SETTLE, fire))
+
+    def stop() -> None:
+        loop.remove_reader(sock)
+        for handle in pending:
+            handle.cancel()
+        sock.close()
+
+    loop.add_reader(sock, readable)
+    return stop
 
 
 def socket_sources(paths: Iterable[str]) -> frozenset[str]:

@@ -37,21 +37,25 @@ def render(
     gateway: str,
     names: Iterable[str],
     published: Mapping[str, Iterable[str]] | None = None,
+    later: Iterable[str] = (),
 ) -> bytes:
-    """Return the whole file; its length depends on ``hostname`` and ``names`` only.
+    """Return the whole file; its length depends on ``hostname``, ``names`` and ``later`` only.
 
     Args:
         hostname: the container's own name, which gets its own ``address``.
         gateway: the address that ``corral-host`` means.
-        names: every name the container's policy has, resolved or not, in an order that stays: a name that is
-            added later comes last, one that is withdrawn stays without addresses.
+        names: every name the container's policy has, resolved or not, in an order that stays: one that is
+            withdrawn stays without addresses.
         published: name -> addresses; a name that is missing has none. At most 16 a name.
+        later: names that came since the file was created, oldest first. They move nothing that stands before
+            them, so that a reader never sees half of another layout.
 
     Raises:
         ValueError: a name or an address that does not belong into a hosts file, a published name that is not
             in ``names``, too many addresses.
     """
-    own = tuple(dict.fromkeys(names))
+    first = tuple(dict.fromkeys(names))
+    own = tuple(dict.fromkeys((*first, *later)))
     published = published or {}
     reserved = {"localhost", HOST_ALIAS, hostname}
     if stray := published.keys() - set(own):
@@ -61,7 +65,7 @@ def render(
             raise ValueError(f"{name!r} is not a name for a hosts file")
     if clash := reserved & set(own):
         raise ValueError(f"{', '.join(sorted(clash))} cannot be a name of the policy")
-    width = _width(max(map(len, (*reserved, *own))))
+    width = _width(max(map(len, (*reserved, *first))))
     lines = [
         _line(width, "127.0.0.1", "localhost"),
         _line(width, str(IPv4Address(address)), hostname),
@@ -69,13 +73,22 @@ def render(
         # Runs start at multiples of their size: inside one of the 4096-byte blocks that readers take.
         *[_line(width, "#", "")] * (SLOTS - 3),
     ]
+    size = width * len(lines)
     for name in own:
-        addresses = sorted(set(published.get(name, ())), key=address_order)
-        if len(addresses) > SLOTS:
-            raise ValueError(f"{name} has {len(addresses)} addresses, more than {SLOTS}")
-        lines += [_line(width, str(IPv4Address(entry)), name) for entry in addresses]
-        lines += [_line(width, "#", name)] * (SLOTS - len(addresses))
+        wide = max(width, _width(len(name)))
+        gap = -size % (wide * SLOTS)
+        lines += [_line(_CACHE_LINE, "#", "")] * (gap // _CACHE_LINE)
+        lines += _run(wide, name, published.get(name, ()))
+        size += gap + wide * SLOTS
     return b"".join(lines)
+
+
+def _run(width: int, name: str, published: Iterable[str]) -> list[bytes]:
+    addresses = sorted(set(published), key=address_order)
+    if len(addresses) > SLOTS:
+        raise ValueError(f"{name} has {len(addresses)} addresses, more than {SLOTS}")
+    lines = [_line(width, str(IPv4Address(entry)), name) for entry in addresses]
+    return lines + [_line(width, "#", name)] * (SLOTS - len(addresses))
 
 
 def create(path: Path, content: bytes) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from enforcer import journal
 from enforcer.config import WRITER_SOCKET
 from enforcer.config import load as load_config
 from enforcer.config import path as config_path
@@ -26,7 +27,8 @@ log = logging.getLogger("corral.enforcer")
 
 def main() -> None:
     """Run the service of the current user until it is told to stop."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    native = journal.SOCKET if journal.has_journal(os.environ, sys.stderr) else None
+    logging.basicConfig(level=logging.INFO, handlers=[journal.Handler(sys.stderr, native)])
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     environ, home = dict(os.environ), Path.home()
     try:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,18 +13,16 @@ from typing import Any
 
 from enforcer import pins
 from enforcer.config import Config
+from enforcer.journal import FIELDS
 from enforcer.resolver import Resolver, Server, system_servers
 from enforcer.vetting import Vetting
 
 log = logging.getLogger("corral.enforcer")
 
-RESUMED = 30.0  # seconds asleep after which every name is asked for before anything expires
+# Seconds without a look at the clock (the machine slept, or this process was stopped) after which every name
+# is asked for before anything expires.
+RESUMED = 30.0
 SAVE_EVERY = 60.0
-
-
-def suspended_seconds() -> float:
-    """Return how long the machine has been asleep since its boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class Names:
@@ -46,19 +43,19 @@ class Names:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         moved: Callable[[], None],
         heard: Callable[[], Coroutine[Any, Any, None]],
-        suspended: Callable[[], float] = suspended_seconds,
         make_resolver: Callable[[tuple[Server, ...], Callable[[], float]], Resolver] = Resolver,
     ) -> None:
         self._config = config
         self._store = store
         self._resolv_conf = resolv_conf
-        self._resolv_seen: tuple[int, int] | None = None
+        self._resolv_seen: tuple[int, ...] | None = None
+        self._resolv_error = ""
         self._clock = clock
         self._wall = wall
         self._spawn = spawn
         self._moved = moved
         self._heard = heard
-        self._suspended = suspended
+        self._looked = clock()
         self._saved_generation = -1
         self._resolver = make_resolver(tuple(Server.parse(text) for text in config.dns.servers), clock)
         self.refreshes: Counter[str] = Counter()
@@ -66,6 +63,11 @@ class Names:
 
     def step(self, event: pins.Event) -> None:
         """Apply one event and start what follows from it."""
+        now = self._clock()
+        gap, self._looked = now - self._looked, now
+        if gap > RESUMED:
+            log.info("%.0f s went by unseen: asking for all names again", gap)
+            self.step(pins.Refresh(discard=True))
         before = self.state.generation
         self.state, actions = pins.step(self.state, event, self._clock(), random.random)
         for action in actions:
@@ -73,7 +75,14 @@ class Names:
                 self._spawn(self._resolve(action))
             else:
                 level = logging.WARNING if action.alarm else logging.INFO
-                log.log(level, "name %s: %s: %s", action.name, action.kind, action.detail)
+                fields = {
+                    "CORRAL_EVENT": action.kind,
+                    "CORRAL_NAME": action.name,
+                    "CORRAL_DETAIL": action.detail,
+                    "CORRAL_ALARM": str(int(action.alarm)),
+                }
+                text = "name %s: %s: %s"
+                log.log(level, text, action.name, action.kind, action.detail, extra={FIELDS: fields})
         if any(isinstance(action, pins.Notice) for action in actions):
             # A name that is no longer renewed ends by the times of its last answer, after a restart too.
             self.save(always=True)
@@ -82,16 +91,11 @@ class Names:
 
     async def tick_forever(self) -> None:
         """Let time pass for the engine."""
-        slept = self._suspended()
         saved = self._clock()
         while True:
             due = pins.next_due(self.state)
             await asyncio.sleep(1.0 if due is None else min(max(due - self._clock(), 0.05), 1.0))
-            now_slept = self._suspended()
-            if now_slept - slept > RESUMED:
-                log.info("the machine slept for %.0f s: asking for all names again", now_slept - slept)
-                self.step(pins.Refresh(discard=True))
-            slept = now_slept
+            self._watch_resolv_conf()
             self.step(pins.Tick())
             if self._clock() - saved > SAVE_EVERY:
                 # Equal answers renew an address without moving anything: that has to survive too.
@@ -108,21 +112,31 @@ class Names:
             self.step(pins.Failed(result, query.token))
         await self._heard()
 
+    async def ask(self, name: str) -> pins.Answer | pins.Failure:
+        """Resolve a name for somebody who wants to know; nothing follows from the answer."""
+        self._watch_resolv_conf()
+        return await self._resolver.resolve(name)
+
     def _watch_resolv_conf(self) -> None:
         if self._config.dns.servers:
             return
         try:
             found = self._resolv_conf.stat()
-            mark = (found.st_ino, found.st_mtime_ns)
+            mark = (found.st_ino, found.st_mtime_ns, found.st_size)
             if mark == self._resolv_seen:
                 return
-            self._resolver.servers = system_servers(self._resolv_conf.read_text(errors="replace"))
-            if self._resolv_seen is not None:
-                log.info("the host's resolver changed: %s", ", ".join(map(str, self._resolver.servers)))
+            servers = system_servers(self._resolv_conf.read_text(errors="replace"))
+            known, self._resolv_seen = self._resolv_seen, mark
+            changed = servers != self._resolver.servers
+            self._resolver.servers = servers
+            if known is not None and changed:
+                log.info("the host's resolver changed: %s", ", ".join(map(str, servers)))
                 asyncio.get_running_loop().call_soon(self.step, pins.Refresh(discard=True))
-            self._resolv_seen = mark
+            self._resolv_error = ""
         except OSError as error:
-            log.error("%s: %s", self._resolv_conf, error)
+            if self._resolv_error != str(error):
+                log.error("%s: %s", self._resolv_conf, error)
+            self._resolv_error = str(error)
 
     def untried(self) -> dict[str, frozenset[str]]:
         """Return container id -> names that were not asked since it was seen."""

@@ -70,6 +70,7 @@ class Settings:
     allowed_per_name: int = 64
     entries_per_container: int = 1024
     published_per_name: int = 16
+    remembered_names: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,24 @@ class Record:
 
 @dataclass(frozen=True)
 class Wish:
-    """One name a container may reach: lower case, no final dot."""
+    """One name a container may reach: lower case, no final dot.
+
+    ``stale``: the container may start on the last good answer while the name cannot be resolved.
+    """
 
     name: str
     ports: tuple[int, ...] = (443,)
     optional: bool = False
+    stale: bool = False
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The last good answer of a name that no container has now."""
+
+    addresses: tuple[str, ...]
+    ttl: int
+    answered_at: float
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,7 @@ class State:
     names: Mapping[str, Record] = field(default_factory=dict)
     containers: Mapping[str, Container] = field(default_factory=dict)
     leases: Mapping[tuple[str, str, str], Lease] = field(default_factory=dict)
+    remembered: Mapping[str, Remembered] = field(default_factory=dict)
     token: int = 0
     generation: int = 0
 

@@ -35,6 +35,7 @@ from enforcer.pinmodel import (
     Query,
     Record,
     Refresh,
+    Remembered,
     Settings,
     State,
     Subscribe,
@@ -45,7 +46,17 @@ from enforcer.pinmodel import (
     address_order,
 )
 from enforcer.pinstore import restore, save
-from enforcer.pinviews import Grant, NameStatus, Readiness, allowed, next_due, published, readiness, status
+from enforcer.pinviews import (
+    Grant,
+    NameStatus,
+    Readiness,
+    allowed,
+    next_due,
+    published,
+    readiness,
+    status,
+    wanted,
+)
 from enforcer.vetting import Vetting
 
 __all__ = [
@@ -82,6 +93,7 @@ __all__ = [
     "save",
     "status",
     "step",
+    "wanted",
 ]
 
 # Answers that say the name has no address; the other kinds say that nobody could be asked.
@@ -127,6 +139,7 @@ class _Step:
         self.names = dict(state.names)
         self.containers = dict(state.containers)
         self.leases = dict(state.leases)
+        self.remembered = dict(state.remembered)
         self.token = state.token
         self.changed = False
         self.actions: list[Action] = []
@@ -138,6 +151,7 @@ class _Step:
             names=self.names,
             containers=self.containers,
             leases=self.leases,
+            remembered=self.remembered,
             token=self.token,
             generation=self.before.generation + self.changed,
         )
@@ -192,8 +206,44 @@ class _Step:
             self.changed = True
 
     def forget(self, names: set[str]) -> None:
+        """Nobody wants these any more; the last good answer is remembered for who may start on it."""
         for name in names - self.wanted():
-            self.names.pop(name, None)
+            record = self.names.pop(name, None)
+            if record is not None:
+                self.remember(record)
+
+    def remember(self, record: Record) -> None:
+        if not record.latest or record.state not in (NameState.OK, NameState.STALE):
+            return
+        ttl = max(record.pins[address].ttl for address in record.latest)
+        self.remembered[record.name] = Remembered(record.latest, ttl, record.answered_at or self.now)
+        if len(self.remembered) > self.settings.remembered_names:
+            del self.remembered[min(self.remembered, key=lambda name: self.remembered[name].answered_at)]
+
+    def recalled(self, record: Record) -> Record:
+        """Return a name that cannot be asked, with its last good answer where a container may start on it."""
+        known = self.remembered.get(record.name)
+        if known is None or not any(
+            wish.name == record.name and wish.stale
+            for container in self.containers.values()
+            for wish in container.wishes
+        ):
+            return record
+        good, _ = self.vet(known.addresses)
+        if not good or self.now - known.answered_at >= self.settings.stale_limit:
+            return record
+        pins = {
+            address: replace(pin, first_seen=known.answered_at, last_seen=known.answered_at)
+            for address, pin in self.pinned({}, good, known.ttl).items()
+        }
+        return replace(
+            record,
+            state=NameState.STALE,
+            latest=good,
+            pins=pins,
+            answered_at=known.answered_at,
+            frozen_since=self.now,
+        )
 
     def wanted(self) -> set[str]:
         return {name for container in self.containers.values() for name in container.asked}
@@ -225,6 +275,7 @@ class _Step:
             error = f"every address is refused: {_reasons(refused)}"
             self.put(replace(record, state=NameState.REFUSED, refused=refused, error=error))
             return
+        self.remembered.pop(record.name, None)
         if record.state not in (NameState.OK, NameState.NEW):
             self.notice(record.name, "recovered", f"was {record.state}")
         self.put(
@@ -283,6 +334,8 @@ class _Step:
             absent_seen=record.absent_seen + absent,
             absent_since=self.now if absent and not record.absent_seen else record.absent_since,
         )
+        if record.state is NameState.NEW:
+            record = self.recalled(record)
         if record.state is NameState.OK:
             record = replace(record, state=NameState.STALE, frozen_since=self.now)
             self.notice(record.name, "stale", record.error or "")
@@ -380,7 +433,7 @@ class _Step:
                 self.expire(self.names[name])
             elif self.now >= self.names[name].due + self.settings.linger:
                 # Restored, and its container did not come back.
-                del self.names[name]
+                self.remember(self.names.pop(name))
         for key in [key for key, lease in self.leases.items() if self.now >= lease.until]:
             del self.leases[key]
             self.changed = True
@@ -420,7 +473,9 @@ def _merged(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
     for wish in wishes:
         other = merged.get(wish.name, wish)
         ports = tuple(sorted({*wish.ports, *other.ports}))
-        merged[wish.name] = Wish(wish.name, ports, wish.optional and other.optional)
+        merged[wish.name] = Wish(
+            wish.name, ports, wish.optional and other.optional, wish.stale or other.stale
+        )
     return tuple(merged[name] for name in sorted(merged))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enforcer.pinmodel import Lease, NameState, Pin, Record, Settings, State, address_order
+from enforcer.pinmodel import Lease, NameState, Pin, Record, Remembered, Settings, State, address_order
 from enforcer.vetting import Vetting
 
 VERSION = 1
@@ -47,7 +47,17 @@ def save(state: State, now: float, wall: float) -> dict[str, Any]:
         }
         for (container, name, address), lease in sorted(state.leases.items())
     ]
-    return {"version": VERSION, "wall": wall, "names": names, "leases": leases}
+    remembered = {
+        name: {"addresses": list(one.addresses), "ttl": one.ttl, "answered": one.answered_at + offset}
+        for name, one in state.remembered.items()
+    }
+    return {
+        "version": VERSION,
+        "wall": wall,
+        "names": names,
+        "leases": leases,
+        "remembered": remembered,
+    }
 
 
 def restore(
@@ -70,10 +80,20 @@ def restore(
             str(name): reader.record(str(name), entry, saved_at) for name, entry in saved["names"].items()
         }
         leases = dict(reader.lease(entry, saved_at) for entry in saved["leases"])
+        # Files of earlier releases have none.
+        remembered = {
+            str(name): reader.remembered(entry) for name, entry in saved.get("remembered", {}).items()
+        }
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"saved pins are damaged: {error!r}") from error
     permitted = {key: lease for key, lease in leases.items() if reader.good(key[2]) and lease.until > now}
-    return State(vetting=vetting, settings=reader.settings, names=names, leases=permitted)
+    return State(
+        vetting=vetting,
+        settings=reader.settings,
+        names=names,
+        leases=permitted,
+        remembered={name: one for name, one in remembered.items() if name not in names and one.addresses},
+    )
 
 
 class _Reader:
@@ -118,6 +138,11 @@ class _Reader:
             due=self.now,
             frozen_since=frozen,
         )
+
+    def remembered(self, entry: Mapping[str, Any]) -> Remembered:
+        good = tuple(str(address) for address in entry["addresses"] if self.good(str(address)))
+        ttl = min(max(int(entry["ttl"]), 0), self.settings.ttl_max)
+        return Remembered(good[: self.settings.allowed_per_name], ttl, self.past(entry["answered"]))
 
     def pin(self, entry: Mapping[str, Any], saved_at: float) -> Pin:
         settings = self.settings

@@ -139,16 +139,21 @@ def status(state: State, container: str, now: float) -> tuple[NameStatus, ...]:
     return tuple(rows)
 
 
+def wanted(state: State) -> set[str]:
+    """Return the names that a container has; the others are remembered only."""
+    return {name for container in state.containers.values() for name in container.asked}
+
+
 def next_due(state: State) -> float | None:
     """Return when the next Tick has something to do; None: not before another event."""
     settings = state.settings
-    wanted = {name for container in state.containers.values() for name in container.asked}
+    known = wanted(state)
     times = [lease.until for lease in state.leases.values()]
     for record in state.names.values():
         if record.inflight is not None:
             times.append(record.asked_at + settings.query_lost)
             continue
-        if record.name not in wanted:
+        if record.name not in known:
             times.append(record.due + settings.linger)
             continue
         times.append(record.due)

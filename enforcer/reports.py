@@ -51,6 +51,11 @@ def session_row(
                 "next_refresh": row.next_refresh,
                 "error": row.error,
                 "optional": row.optional,
+                # Ports that the user allowed while it runs: seconds left, null: until the session ends.
+                "granted": {
+                    str(port): None if until is None else max(0.0, until - now)
+                    for port, until in session.overrides.ends(row.name, session.declaration).items()
+                },
             }
             for row in pins.status(pinned, session.container, now)
         ]
@@ -65,6 +70,7 @@ def session_row(
         "denied": (held.denied if held else {}).get(session.address, 0),
         "host_services": [{"name": s.name, "port": s.port} for s in session.declaration.host_services],
         "names": names,
+        "withdrawn": sorted(session.overrides.denied),
     }
 
 

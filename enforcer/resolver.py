@@ -22,10 +22,13 @@ import dns.rdataclass
 import dns.rdatatype
 
 from enforcer.pinmodel import Answer, Failure, FailureKind, address_order
+from policy.hosts import parse_host
 
 __all__ = ["Answer", "Failure", "Limits", "Resolver", "Server", "exchange", "system_servers"]
 
 EDNS_PAYLOAD = 1232
+DNS_PORT, DOT_PORT = 53, 853
+_TLS = "tls://"
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _BRACKETED = re.compile(r"\[([^\]]+)\](?::(\d{1,5}))?")
 _V4_WITH_PORT = re.compile(r"([0-9.]+):(\d{1,5})")
@@ -33,27 +36,41 @@ _V4_WITH_PORT = re.compile(r"([0-9.]+):(\d{1,5})")
 
 @dataclass(frozen=True)
 class Server:
-    """A name server: IPv4 or IPv6 address (a zone index is kept), port."""
+    """A name server: IPv4 or IPv6 address (a zone index is kept), port.
+
+    ``tls`` is the name in its certificate: it is asked over TLS (RFC 7858) and in no other way.
+    """
 
     address: str
     port: int = 53
+    tls: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Server:
-        """Read ``192.0.2.1``, ``192.0.2.1:5353``, ``2001:db8::1``, ``[2001:db8::1]:5353``.
+        """Read ``192.0.2.1``, ``192.0.2.1:5353``, ``2001:db8::1``, ``[2001:db8::1]:5353``, or any of these as
+        ``tls://192.0.2.1#dns.example``.
 
         Raises:
             ValueError: anything else.
         """
+        if text.startswith(_TLS):
+            where, _, name = text.removeprefix(_TLS).partition("#")
+            server = cls.parse(where)
+            if parse_host(name, force=True) != name:
+                raise ValueError(f"{text!r} has no name of a certificate")
+            return cls(server.address, DOT_PORT if server.port == DNS_PORT else server.port, name)
         match = _BRACKETED.fullmatch(text) or _V4_WITH_PORT.fullmatch(text)
-        host, port = (match[1], int(match[2] or 53)) if match else (text, 53)
+        host, port = (match[1], int(match[2] or DNS_PORT)) if match else (text, DNS_PORT)
         address = ip_address(host)
         if not 0 < port < 65536:
             raise ValueError(f"{text!r} has no valid port")
         return cls(str(address), port)
 
     def __str__(self) -> str:
-        if self.port == 53:
+        if self.tls is not None:
+            port = DNS_PORT if self.port == DOT_PORT else self.port
+            return f"{_TLS}{Server(self.address, port)}#{self.tls}"
+        if self.port == DNS_PORT:
             return self.address
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
@@ -72,7 +89,7 @@ Exchange = Callable[[dns.message.Message, Server, float], Awaitable[dns.message.
 
 
 async def exchange(query: dns.message.Message, server: Server, timeout: float) -> dns.message.Message:
-    """Send one query over UDP, and over TCP when the answer is truncated; at most ``timeout`` seconds.
+    """Send one query over UDP, and over TCP when the answer is truncated, or over TLS; at most ``timeout`` s.
 
     Datagrams that are no answer to the query, or from elsewhere, are ignored and waiting goes on.
 
@@ -80,6 +97,10 @@ async def exchange(query: dns.message.Message, server: Server, timeout: float) -
         TimeoutError, OSError, dns.exception.DNSException
     """
     async with asyncio.timeout(timeout):
+        if server.tls is not None:
+            return await dns.asyncquery.tls(
+                query, server.address, port=server.port, server_hostname=server.tls
+            )
         try:
             return await dns.asyncquery.udp(
                 query,

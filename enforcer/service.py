@@ -18,12 +18,14 @@ from typing import Any
 
 from enforcer import desired, hostsfile, pins, reports
 from enforcer.api import Api
+from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
-from enforcer.host import notify
+from enforcer.host import notify, watch_network
 from enforcer.metrics import Metrics, Now, counted, render
-from enforcer.names import Names, suspended_seconds
+from enforcer.names import Names
+from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
 from enforcer.sessions import Network, Owner, Session
@@ -57,7 +59,6 @@ class Service:
         resolv_conf: Path = RESOLV_CONF,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
-        suspended: Callable[[], float] = suspended_seconds,
         make_resolver: Callable[[tuple[Server, ...], Callable[[], float]], Resolver] = Resolver,
         end: Callable[[int], object] = os._exit,
     ) -> None:
@@ -78,14 +79,18 @@ class Service:
             spawn=self._spawn,
             moved=self._dirty.set,
             heard=self._notify_all,
-            suspended=suspended,
             make_resolver=make_resolver,
         )
         self.held: Held | None = None
         self.satisfied: frozenset[str] = frozenset()
         self.errors: dict[str, str] = {}
         self._retrying: asyncio.TimerHandle | None = None
-        self.tracker = Tracker(config, owner, self.names, self._dirty.set, self._notify_all)
+        self.applied = -1  # the generation of the pins that the kernel and the hosts files were made from
+        store = Store(owner.data_home / "enforcer" / "sessions")
+        self.tracker = Tracker(
+            config, owner, self.names, self._dirty.set, self._notify_all, store, clock, wall
+        )
+        self.changes = Changes(self, self.names, self.tracker, clock, self._read)
         self.metrics = Metrics(refreshes=self.names.refreshes)
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
@@ -97,6 +102,7 @@ class Service:
         """Serve until ``stop`` is set."""
         self.start(asyncio.get_running_loop())
         self._spawn(self.denials.forever())
+        unwatch = watch_network(self._loop, lambda: self._spawn(self.tracker.network_moved()))
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
         watcher.start()
@@ -106,6 +112,7 @@ class Service:
         finally:
             notify("STOPPING=1")
             watcher.stop()
+            unwatch()
             for task in list(self._tasks):
                 task.cancel()
             api.close()
@@ -120,6 +127,7 @@ class Service:
             self.names.tick_forever(),
             self._reconcile_forever(),
             self._renew_forever(),
+            self.tracker.expire_forever(),
         ):
             self._spawn(work)
 
@@ -250,6 +258,7 @@ class Service:
         self._note_problems(previous, self.held)
         if self.names.state.generation != generation:
             self._dirty.set()
+        self.applied = generation
         self.names.save()
 
     def _world(self) -> tuple[list[Session], list[Network], pins.State]:
@@ -297,6 +306,23 @@ class Service:
         async with self._changed:
             self._changed.notify_all()
 
+    async def _read(self) -> Held:
+        return await asyncio.to_thread(self._writer.read)
+
+    async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """See changes.Kernel."""
+        end = self._clock() + timeout
+        while not condition():
+            left = end - self._clock()
+            if left <= 0:
+                return False
+            async with self._changed:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+                except TimeoutError:
+                    continue
+        return True
+
     async def version(self) -> dict[str, Any]:
         """See api.Backend."""
         try:
@@ -335,7 +361,7 @@ class Service:
                 "the container is not what corral would have created: " + "; ".join(session.problems),
                 "another program changed it, or a default of the engine did (/etc/docker/daemon.json)",
             )
-        ready = pins.readiness(self.names.state, container)
+        ready = pins.readiness(self.names.state, container, session.declaration.allow_stale)
         if ready.pending:
             return None
         if ready.failed:
@@ -435,7 +461,7 @@ class Service:
                 pins=len(held.pins) if held else 0,
                 host_entries=len(held.host) if held else 0,
                 sessions=counted(self._state(session) for session in sessions),
-                names=counted(record.state.value for record in state.names.values()),
+                names=counted(state.names[name].state.value for name in pins.wanted(state)),
                 strangers=sum(map(len, self.tracker.strangers.values())),
                 **self.denials.counts(),
             ),

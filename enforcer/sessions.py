@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from enforcer.overrides import Overrides
 from policy.container import (
     ENTRYPOINT,
     HOSTS_TARGET,
@@ -36,6 +37,7 @@ from policy.declaration import (
     LABEL_UID,
     SCHEMA,
     Declaration,
+    Name,
 )
 from policy.errors import PolicyError
 from policy.identity import BRIDGE, SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
@@ -108,7 +110,10 @@ class Life:
 
 @dataclass(frozen=True)
 class Session:
-    """One container that declares itself corral's. With ``problems`` it gets nothing."""
+    """One container that declares itself corral's. With ``problems`` it gets nothing.
+
+    ``declaration`` is what its labels say, ``overrides`` what its user said since.
+    """
 
     container: str
     name: str
@@ -125,6 +130,12 @@ class Session:
     purpose: str = ""
     project: str = ""
     life: Life = Life()
+    overrides: Overrides = field(default_factory=Overrides)
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """The names it may reach."""
+        return self.overrides.names(self.declaration)
 
 
 @dataclass(frozen=True)

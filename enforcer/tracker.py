@@ -15,7 +15,9 @@ from enforcer.config import Config
 from enforcer.engine import Engine
 from enforcer.host import addresses as host_addresses
 from enforcer.host import socket_sources
+from enforcer.host import uplinks as host_uplinks
 from enforcer.names import Names
+from enforcer.overrides import Overrides, Store
 from enforcer.sessions import (
     Network,
     Owner,
@@ -28,7 +30,7 @@ from enforcer.sessions import (
 from enforcer.strangers import Strangers
 from enforcer.vetting import Vetting
 from policy.declaration import LABEL_UID
-from policy.errors import CorralError, PolicyError
+from policy.errors import CorralError, EnforcerError, PolicyError
 
 log = logging.getLogger("corral.enforcer")
 
@@ -55,12 +57,17 @@ class Tracker:
         names: Names,
         changed: Callable[[], None],
         told: Callable[[], Awaitable[None]],
+        store: Store,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self.config = config
         self.owner = owner
         self.names = names
         self._changed = changed
         self._told = told
+        self._store, self._clock, self._wall = store, clock, wall
+        self._overrides: dict[str, Overrides] = {}
         self._order = asyncio.Lock()
         # Threads of their own: one that hangs in a dead network file system must not keep others waiting.
         self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
@@ -70,6 +77,8 @@ class Tracker:
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
+        self._subnets: tuple[str, ...] = ()
+        self._uplinks: frozenset[tuple[str, ...]] | None = None
         self._watch = Strangers(owner.uid, owner.gid)
         self.strangers = self._watch.rows
 
@@ -115,6 +124,7 @@ class Tracker:
                 self._watch.ended(ident)
                 if action == "destroy":
                     self._watch.removed(ident)
+                    self._drop_overrides(ident)
             elif action == "exec_start":
                 await self._watch_exec(ident, str(attributes.get("execID", "")))
             else:
@@ -148,6 +158,9 @@ class Tracker:
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
                     await self._look(ident)
+                for ident in self._store.containers() - set(seen):
+                    if await asyncio.to_thread(engine.container, ident) is None:
+                        self._drop_overrides(ident)
                 self.looked.set()
                 self._changed()
                 for ident in await asyncio.to_thread(self._attached, engine):
@@ -166,14 +179,34 @@ class Tracker:
         found = [net for net in (parse_network(row, self.owner.uid) for row in rows) if net is not None]
         self.networks = {net.name: net for net in found}
         own = {str(net.subnet) for net in found}
-        subnets = [text for row in rows for text in subnets_of(row) if text not in own]
+        self._subnets = tuple(text for row in rows for text in subnets_of(row) if text not in own)
+        await self._vet_again()
+
+    async def network_moved(self) -> None:
+        """An interface, an address or a route of this host came or went: judge every address anew, now.
+
+        Works without Docker too, with the networks that it had.
+        """
+        if not self.looked.is_set():
+            return
+        async with self._order:
+            try:
+                await self._vet_again()
+            except CorralError as error:
+                log.error("%s", error.message)
+
+    async def _vet_again(self) -> None:
         vetting = Vetting.of(
             permit=[str(net) for net in self.config.permit_ranges],
             host_addresses=await asyncio.to_thread(host_addresses),
-            docker_subnets=subnets,
-            corral_subnets=own,
+            docker_subnets=self._subnets,
+            corral_subnets=[str(net.subnet) for net in self.networks.values()],
         )
+        known, self._uplinks = self._uplinks, await asyncio.to_thread(host_uplinks)
         self.names.step(pins.VettingChanged(vetting))
+        if known is not None and known != self._uplinks:
+            log.info("the host's routes changed: asking for all names again")
+            self.names.step(pins.Refresh(discard=True))
 
     def _attached(self, engine: Engine) -> set[str]:
         found = [engine.network(name) or {} for name in list(self.networks)]
@@ -237,17 +270,73 @@ class Tracker:
             log.warning("%s", error.message)
             self._forget(ident)
             return
+        session = self._overridden(session)
         if self.sessions.get(ident) == session:
             return
-        session = self._without_twin(session)
-        self.sessions[ident] = session
+        self._set(self._without_twin(session))
+
+    def _set(self, session: Session) -> None:
+        self.sessions[session.container] = session
         if session.problems:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
-            self.names.step(pins.Unsubscribe(ident))
+            self.names.step(pins.Unsubscribe(session.container))
         else:
-            wishes = tuple(pins.Wish(n.host, n.ports, n.optional) for n in session.declaration.names)
-            self.names.step(pins.Subscribe(ident, session.address, wishes))
+            stale = session.declaration.allow_stale
+            wishes = tuple(pins.Wish(n.host, n.ports, n.optional, stale) for n in session.names)
+            self.names.step(pins.Subscribe(session.container, session.address, wishes))
         self._changed()
+
+    def _overridden(self, session: Session) -> Session:
+        """Add what its user allowed and denied it; when that cannot be read, a denial may be lost."""
+        ident = session.container
+        if ident not in self._overrides:
+            try:
+                found = self._store.load(ident, self._clock(), self._wall())
+            except EnforcerError as error:
+                return replace(session, problems=(*session.problems, error.message))
+            self._overrides[ident] = found or Overrides()
+        return replace(session, overrides=self._overrides[ident].at(self._clock()))
+
+    async def override(self, ident: str, change: Callable[[Session], Overrides]) -> None:
+        """Change what a running session may reach beside its labels; nothing when it has ended.
+
+        Raises:
+            EnforcerError: it cannot be kept over a restart. Then nothing was opened; what closes holds, as
+                long as this process lives.
+        """
+        async with self._order:
+            session = self.sessions.get(ident)
+            if session is None or session.problems:
+                return
+            before = {(name.host, port) for name in session.names for port in name.ports}
+            changed = replace(session, overrides=change(session))
+            opened = {(name.host, port) for name in changed.names for port in name.ports} - before
+            if not opened:
+                self._keep(changed)
+            self._store.save(ident, changed.overrides, self._clock(), self._wall())
+            if opened:
+                self._keep(changed)
+
+    def _keep(self, session: Session) -> None:
+        self._overrides[session.container] = session.overrides
+        self._set(session)
+
+    def _drop_overrides(self, ident: str) -> None:
+        self._overrides.pop(ident, None)
+        try:
+            self._store.drop(ident)
+        except OSError as error:
+            log.warning("container %.12s: %s", ident, error)
+
+    async def expire_forever(self) -> None:
+        """Take back what was allowed for a time that is over."""
+        while True:
+            await asyncio.sleep(1.0)
+            for session in list(self.sessions.values()):
+                left = session.overrides.at(self._clock())
+                if left is not session.overrides and not session.problems:
+                    log.info("%s: what was allowed for a time has ended", session.name)
+                    self._keep(replace(session, overrides=left))
 
     def _without_twin(self, session: Session) -> Session:
         """Two declarations of one address cannot be told apart: the running one, else the first, has it."""

@@ -62,6 +62,19 @@ def docker_proxies(text: str) -> dict[str, str]:
     return {names[key]: value for key, value in config.items() if key in names and isinstance(value, str)}
 
 
+_SECTION = re.compile(r"""\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]""")
+
+
+def git_urls(text: str) -> list[str]:
+    """Return the URLs that sections of a git configuration are for: url, http and credential."""
+    found = []
+    for line in text.splitlines():
+        match = _SECTION.match(line.strip())
+        if match and match[2] and match[1].lower() in {"url", "http", "credential"}:
+            found.append(re.sub(r"\\(.)", r"\1", match[2]))
+    return found
+
+
 def certificates(text: str) -> tuple[str, ...]:
     """Return the PEM certificates in ``text`` without what stands around them (private keys above all)."""
     found = (match[0].replace("\r\n", "\n") for match in _CERTIFICATE.finditer(text))

@@ -53,10 +53,14 @@ class Declaration(_Frozen):
 
     names: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     host_services: Annotated[tuple[HostService, ...], Field(strict=False)] = ()
+    allow_stale: bool = False
 
     def to_label(self) -> str:
         """Return canonical JSON for the label ``io.corral.egress``."""
         body = {"schema": SCHEMA, **self.model_dump(mode="json")}
+        if not self.allow_stale:
+            # As containers of releases that did not know it are labelled.
+            del body["allow_stale"]
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @classmethod

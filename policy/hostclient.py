@@ -7,6 +7,7 @@ knows how; the policy's ``build`` section overrides it field by field.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +48,10 @@ APT_OPTIONS = {
     "acquire::https::timeout": "Acquire::https::Timeout",
     "acquire::http::pipeline-depth": "Acquire::http::Pipeline-Depth",
 }
+
+
+_DEBIAN = re.compile(r"(?:.*/)?debian:([a-z]+)(?:-.*)?")
+DEFAULT_SUITE = "bookworm"
 
 
 class HostFiles(Protocol):
@@ -186,6 +191,27 @@ def merge(build: Build, host: BuildEnvironment) -> BuildEnvironment:
         # The host's security mirror belongs to the host's mirror.
         apt_security_mirror=None if moved else host.apt_security_mirror,
     )
+
+
+def suite_of(base_image: str) -> str:
+    """Return the Debian suite that a base image's name tells."""
+    match = _DEBIAN.fullmatch(base_image.partition("@")[0])
+    return match.group(1) if match else DEFAULT_SUITE
+
+
+def npm_settings(home: Path, environ: Mapping[str, str], files: HostFiles) -> dict[str, str]:
+    """Return the settings of the host's npm, those of scopes too."""
+    return _Gatherer(str(home), environ, files, "").npm()
+
+
+def pip_settings(home: Path, environ: Mapping[str, str], files: HostFiles) -> dict[str, str]:
+    """Return the settings of the host's pip; further indexes of the environment are not among them."""
+    return _Gatherer(str(home), environ, files, "").pip()
+
+
+def apt_sources(files: HostFiles) -> list[Source]:
+    """Return the archives that the host's apt uses."""
+    return _Gatherer("", {}, files, "").sources()
 
 
 def _redacted(url: str | None) -> str | None:

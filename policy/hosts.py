@@ -77,6 +77,9 @@ DOH_ENDPOINTS = (
 )
 
 
+DOH = "a public DNS-over-HTTPS endpoint: allowing it would open DNS again"
+
+
 class HostError(ValueError):
     """A host entry is refused. ``what`` never contains the entry itself; ``fix`` may be None."""
 
@@ -86,8 +89,12 @@ class HostError(ValueError):
         self.fix = fix
 
 
-def parse_host(text: str) -> str:
+def parse_host(text: str, *, force: bool = False) -> str:
     """Return the canonical name of an exact allowlist entry: lower case, no final dot.
+
+    Args:
+        text: the entry as written.
+        force: accept a public DNS-over-HTTPS endpoint.
 
     Raises:
         HostError: anything but a bare, absolute domain name of at least two labels.
@@ -96,8 +103,10 @@ def parse_host(text: str) -> str:
     _refuse_addresses_and_urls(text)
     _refuse_patterns(text)
     name = text.removesuffix(".").lower()
-    _refuse_bad_labels(text, name)
+    refuse_bad_labels(text, name)
     _refuse_bad_zones(name)
+    if not force and any(name == endpoint or name.endswith("." + endpoint) for endpoint in DOH_ENDPOINTS):
+        raise HostError(DOH, "remove the entry; or, to have it all the same, add force: true to it")
     return name
 
 
@@ -140,12 +149,11 @@ def _refuse_addresses_and_urls(text: str) -> None:
     if slash:
         if is_address(head) and (tail.isdecimal() or is_address(tail)):
             raise HostError("a CIDR block, not a domain name", "write the names you need, one per entry")
-        if not text.startswith(("regex:", "^")):
-            raise HostError("a host with a path, not a domain name", "write the host alone: api.example.com")
+        raise HostError("a host with a path, not a domain name", "write the host alone: api.example.com")
     if "@" in text:
         raise HostError("a user name before the host", "write the host alone: api.example.com")
     port = _PORT.fullmatch(text)
-    if port and not text.startswith(("regex:", "^")):
+    if port:
         if is_address(port[1]):
             raise HostError(
                 "an IP address with a port, not a domain name", "write the name that resolves to it"
@@ -164,26 +172,23 @@ def is_address(text: str) -> bool:
 
 
 def _refuse_patterns(text: str) -> None:
-    if text.startswith("regex:") or (text.startswith("^") and text.endswith("$")):
-        try:
-            re.compile(text.removeprefix("regex:"))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise HostError(f"not a regular expression: {error}", "list the names one by one") from error
-        raise HostError("regular expressions are not supported yet", "list the names one by one")
     if "*" in text:
-        zone = text.removeprefix("*.")
-        if "*" in zone or zone == text:
-            raise HostError("'*' may only be the whole first label", "list the names one by one")
-        if "." not in zone.strip("."):
-            raise HostError("a zone as wide as a top-level domain", "list the names one by one")
-        raise HostError("zones (*.example.com) are not supported yet", "list the names one by one")
+        raise HostError("'*' may only be the whole first label", "list the names one by one")
     if text.startswith("."):
         raise HostError("a name cannot begin with a dot", "list the names below it one by one")
     if _METACHARACTERS.intersection(text):
-        raise HostError("characters of a regular expression in a host name", "list the names one by one")
+        raise HostError(
+            "characters of a regular expression in a host name",
+            "list the names one by one; a regular expression begins with regex: or stands between ^ and $",
+        )
 
 
-def _refuse_bad_labels(text: str, name: str) -> None:
+def refuse_bad_labels(text: str, name: str) -> None:
+    """Refuse a name whose labels no host name has; ``text`` is what was written.
+
+    Raises:
+        HostError: which rule it breaks.
+    """
     if not name or name.startswith(".") or name.endswith(".") or ".." in name:
         raise HostError("an empty label (two dots in a row)", "write a domain name such as api.example.com")
     if len(name) > MAX_NAME:
@@ -226,11 +231,6 @@ def _refuse_bad_zones(name: str) -> None:
         raise HostError("a name of this host", "declare a service of this host under host_services")
     if name.endswith((".arpa", ".onion")):
         raise HostError("a name that is never resolved to a public address", "remove the entry")
-    for endpoint in DOH_ENDPOINTS:
-        if name == endpoint or name.endswith("." + endpoint):
-            raise HostError(
-                "a public DNS-over-HTTPS endpoint: allowing it would open DNS again", "remove the entry"
-            )
 
 
 def canonical_wire_name(raw: str) -> str:

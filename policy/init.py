@@ -29,6 +29,8 @@ egress:
   # allow:
   #   - api.example.com
   #   - {{host: git.example.com, ports: [443, 22], optional: true}}
+  # What these clients are configured with on this machine: registries, mirrors, hosts.
+  # from_host: [npm, pip, apt, git]
 
 # Services on 127.0.0.1 of this machine, inside reachable as corral-host:<port>.
 # host_services:

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from policy.container import Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
 from policy.explain import explain, shown_text
+from policy.hostclient import HostFiles, RealFiles, suite_of
+from policy.hostnames import FromHost, declared, from_host
 from policy.identity import Sandbox, sandbox_for
 from policy.mounts import Finding, Guard, Probe, RealProbe, Refusal, check, expand, is_within
 from policy.problems import Location, Problem, to_error
@@ -48,6 +50,7 @@ class LoadedPolicy:
     rw: tuple[Path, ...] = ()
     ro: tuple[Path, ...] = ()
     env_file: Path | None = None
+    from_host: FromHost = field(default_factory=FromHost)
 
     @property
     def name(self) -> str:
@@ -98,6 +101,7 @@ def load(
     uid: int,
     probe: Probe | None = None,
     own: Iterable[str] | None = None,
+    files: HostFiles | None = None,
 ) -> LoadedPolicy:
     """Read and validate a policy file.
 
@@ -107,6 +111,7 @@ def load(
         environ: the user's environment; says where state and credentials were moved to.
         uid: the user, owner of the sandbox.
         probe: the file system that mounts are checked on (not the one ``path`` is read from).
+        files: where the host's clients keep their configuration, for ``egress.from_host``.
         own: further directories that are part of corral; by default the environment it is installed in.
 
     Raises:
@@ -129,6 +134,15 @@ def load(
     policy = reading.run()
     if policy is None or reading.profile is None or reading.options is None:
         raise to_error(str(file), reading.problems)
+    written = (str(project), *map(str, reading.rw))
+    found = from_host(
+        policy.egress.from_host,
+        policy.build,
+        home,
+        environ,
+        _Outside(files or RealFiles(), written),
+        suite_of(policy.build.base_image),
+    )
     return LoadedPolicy(
         policy=policy,
         path=file,
@@ -137,11 +151,31 @@ def load(
         sandbox=sandbox_for(uid, project, sandbox_name(policy.name, project)),
         profile=reading.profile,
         options=reading.options,
-        declaration=effective_declaration(policy, reading.profile),
+        declaration=declared(effective_declaration(policy, reading.profile), found),
+        from_host=found,
         rw=reading.rw,
         ro=reading.ro,
         env_file=reading.env_file,
     )
+
+
+class _Outside:
+    """The host's files but for those that a sandbox may write: what it configures is not the host's wish."""
+
+    def __init__(self, files: HostFiles, written: tuple[str, ...]) -> None:
+        self._files = files
+        self._written = written
+
+    def read(self, path: str) -> str | None:
+        resolved = self._files.resolve(path)
+        inside = any(is_within(place, directory) for place in (path, resolved) for directory in self._written)
+        return None if inside else self._files.read(path)
+
+    def names(self, directory: str) -> list[str]:
+        return self._files.names(directory)
+
+    def resolve(self, path: str) -> str:
+        return self._files.resolve(path)
 
 
 def _own_programs() -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -21,8 +22,9 @@ from policy import container, profiles
 from policy.container import PIDS_LIMIT
 from policy.declaration import Declaration, HostService, Name, Port
 from policy.errors import PolicyError
-from policy.hosts import HostError, parse_host
+from policy.hosts import HostError
 from policy.limits import default_memory, parse_memory
+from policy.patterns import ONE_BY_ONE, Exact, parse_pattern
 from policy.profiles import Profile
 from policy.urls import UrlError, is_no_proxy, split_http
 
@@ -40,11 +42,16 @@ def problem(what: str, fix: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("corral", "{what}", {"what": what, "fix": fix or ""})
 
 
-def _host(text: str) -> str:
+def _host(text: str, info: ValidationInfo) -> str:
     try:
-        return parse_host(text)
+        pattern = parse_pattern(text, force=info.data.get("force") is True)
     except HostError as error:
         raise problem(error.what, error.fix) from error
+    if not isinstance(pattern, Exact):
+        raise problem(
+            "zones and regular expressions need the name-aware proxy, which is not available yet", ONE_BY_ONE
+        )
+    return pattern.name
 
 
 def _number_as_text(value: Any) -> Any:
@@ -148,8 +155,13 @@ class Mounts(_Model):
 
 
 class AllowEntry(_Model):
-    """One allowed name. ``liveness``: its reachability is checked when a session starts."""
+    """One allowed name. ``liveness``: its reachability is checked when a session starts.
 
+    ``force``: accept a name that is refused for what it is known to serve (DNS over HTTPS).
+    """
+
+    # Before host, whose validation looks at it.
+    force: bool = False
     host: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_host)]
     ports: Annotated[
         tuple[Annotated[Port, AfterValidator(_no_dns_port)], ...],
@@ -166,13 +178,21 @@ class AllowEntry(_Model):
 
 
 class Egress(_Model):
-    """What may be reached beyond the sandbox."""
+    """What may be reached beyond the sandbox.
+
+    ``from_host``: clients of this host whose configured names are added. ``allow_stale``: start on the last
+    good addresses of names that cannot be resolved now.
+    """
 
     mode: Annotated[str, AfterValidator(_egress_mode)] = "allowlist"
     allow: Annotated[
         tuple[Annotated[AllowEntry, BeforeValidator(_entry)], ...], Listed, Field(max_length=MAX_NAMES)
     ] = ()
     profile_defaults: bool = True
+    from_host: Annotated[
+        tuple[Literal["npm", "pip", "apt", "git"], ...], Listed, AfterValidator(_distinct)
+    ] = ()
+    allow_stale: bool = False
 
 
 class Service(_Model):
@@ -284,7 +304,9 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
             default = Name(host=host, optional=known.optional, liveness=known.liveness)
         names[host] = _merged(known, default)
     services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
-    return Declaration(names=tuple(names.values()), host_services=services)
+    return Declaration(
+        names=tuple(names.values()), host_services=services, allow_stale=policy.egress.allow_stale
+    )
 
 
 def _merged(first: Name | None, second: Name) -> Name:

@@ -304,14 +304,22 @@ def ask_server(server: str, timeout: float = 2.0, tries: int = 2) -> str:
     import dns.query
     import dns.rcode
 
-    match = _NAME_SERVER.fullmatch(server)
-    host, port = (match[1] or match[3], match[2] or match[4]) if match else (server, None)
+    where, _, certificate = server.removeprefix("tls://").partition("#")
+    match = _NAME_SERVER.fullmatch(where)
+    host, port = (match[1] or match[3], match[2] or match[4]) if match else (where, None)
     # Answers that a forwarder remembers, or makes up for the root, would hide that it cannot ask anybody.
     question = dns.message.make_query(f"{secrets.token_hex(8)}.{RESERVED_DOMAIN}", "A")
     said = ""
     for _ in range(tries):
         try:
-            answer, _tcp = dns.query.udp_with_fallback(question, host, timeout=timeout, port=int(port or 53))
+            if certificate:
+                answer = dns.query.tls(
+                    question, host, timeout=timeout, port=int(port or 853), server_hostname=certificate
+                )
+            else:
+                answer, _tcp = dns.query.udp_with_fallback(
+                    question, host, timeout=timeout, port=int(port or 53)
+                )
         except dns.exception.Timeout:
             said = "no answer"
         except (OSError, EOFError, ValueError, dns.exception.DNSException) as error:

@@ -232,6 +232,8 @@ class FakeEnforcer:
         self.names: dict[str, list[str]] = {}
         self.warnings: list[str] = []
         self.status_answer: dict[str, Any] = {"permit_ranges": [], "sandboxes": [], "strangers": []}
+        self.changes: list[tuple[Any, ...]] = []
+        self.check_answer: dict[str, Any] = {"sessions": []}
         self.live_answer: dict[str, Any] = {
             "pins": [],
             "host": [],
@@ -267,6 +269,38 @@ class FakeEnforcer:
     def live(self, sandbox: str) -> dict[str, Any]:
         self._alive()
         return self.live_answer
+
+    def allow(
+        self, sandbox: str, host: str, ports: Iterable[int], seconds: float | None, *, force: bool = False
+    ) -> dict[str, Any]:
+        self._alive()
+        if self.refusal:
+            raise NotReadyError(self.refusal)
+        self.changes.append(("allow", sandbox, host, tuple(ports), seconds, force))
+        row = {"service": "main", "session": "00000001", "addresses": ["203.0.113.9"]}
+        return {"host": host, "ports": list(ports), "seconds": seconds, "sessions": [row]}
+
+    def deny(self, sandbox: str, host: str) -> dict[str, Any]:
+        self._alive()
+        self.changes.append(("deny", sandbox, host))
+        return {"host": host, "sessions": [{"service": "main", "session": "00000001"}]}
+
+    def refresh(self, sandbox: str | None, names: Iterable[str] = ()) -> dict[str, Any]:
+        self._alive()
+        self.changes.append(("refresh", sandbox, tuple(names)))
+        row = {
+            "name": "api.example.com",
+            "before": ["203.0.113.1"],
+            "addresses": ["203.0.113.2"],
+            "error": None,
+        }
+        return {"names": [{**row, "state": "OK"}], "sessions": []}
+
+    def check(self, sandbox: str, host: str, port: int, *, resolve: bool = False) -> dict[str, Any]:
+        self._alive()
+        self.changes.append(("check", sandbox, host, port, resolve))
+        found = {"addresses": ["203.0.113.9"], "refused": {"10.0.0.5": "private (10.0.0.0/8)"}, "error": None}
+        return {**self.check_answer, **({"resolution": found} if resolve else {})}
 
 
 def routes(*destinations: str) -> str:

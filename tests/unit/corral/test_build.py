@@ -16,6 +16,7 @@ from corral.build import build_proxies, image_spec, read_certificates, suite_of
 from corral.context import Invocation
 from policy.errors import PolicyError
 from policy.hostclient import BuildEnvironment, Proxies
+from policy.hostnames import FromHost
 from policy.loader import LoadedPolicy
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -102,6 +103,15 @@ def test_proxies_reach_the_build_as_arguments_and_not_the_image(
     assert call["directory"] == invocation.paths.build
     assert call["log"].parent == invocation.paths.root
     assert invocation.paths.root.is_dir()
+
+
+def test_what_from_host_did_not_find_is_told(
+    invocation: Invocation, built: list[dict[str, Any]], said: io.StringIO
+) -> None:
+    loaded = replace(invocation.loaded, from_host=FromHost(notes=("npm: this host configures none",)))
+    invocation.__dict__["loaded"] = loaded
+    module.build(invocation, force=False)
+    assert "warning: egress.from_host: npm: this host configures none" in said.getvalue()
 
 
 def test_a_first_build_is_announced_without_a_terminal_too_and_so_is_a_proxy_it_cannot_use(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import dns.flags
 import dns.message
@@ -178,3 +179,18 @@ def test_root_has_none_of_what_belongs_to_a_user(tmp_path: Path, probe: effects.
 
 def test_every_probe_says_what_it_is_for() -> None:
     assert all(probe.__doc__ for probe in effects.PROBES.values())
+
+
+def test_a_name_server_over_tls_is_asked_over_tls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, str]] = []
+
+    def tls(query: dns.message.Message, host: str, *, timeout: float, port: int, server_hostname: str) -> Any:
+        assert timeout > 0
+        asked.append((host, port, server_hostname))
+        return dns.message.make_response(query)
+
+    monkeypatch.setattr("dns.query.tls", tls)
+    monkeypatch.setattr("dns.query.udp_with_fallback", lambda *_, **__: pytest.fail("asked in the clear"))
+    assert ask_server("tls://192.0.2.53#dns.example") == ""
+    assert ask_server("tls://[2001:db8::53]:8853#dns.example") == ""
+    assert asked == [("192.0.2.53", 853, "dns.example"), ("2001:db8::53", 8853, "dns.example")]

@@ -162,3 +162,12 @@ def test_nothing_in_any_field_reaches_the_terminal_as_it_is() -> None:
     assert all(line.isprintable() for line in lines)
     # Two names are too wide for the table now.
     assert len(lines) == len(render(body, colour=False).split("\n")) + 2
+
+
+def test_what_was_allowed_by_hand_is_marked_with_its_end() -> None:
+    name = {**SESSION["names"][0], "granted": {"8443": None, "443": 3590.0}}
+    body = status()
+    body["sandboxes"] = [{**body["sandboxes"][0], "sessions": [{**SESSION, "names": [name]}]}]
+    text = render(body, colour=False)
+    assert "    api.example.com: port 443 was allowed by hand, for 60m more" in text
+    assert "    api.example.com: port 8443 was allowed by hand, until the session ends" in text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -14,6 +15,7 @@ from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
 from policy.container import Limits
+from policy.declaration import Name
 from policy.errors import EngineError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -254,5 +256,24 @@ def test_limits_of_an_earlier_policy_are_a_difference_and_discarded_ones_are_not
     with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
         docker_engine.containers_by_id[session.ident]["Body"]["HostConfig"]["PidsLimit"] = pids
         inspect = docker_engine.inspect_container(session.ident)
-        told = verify.started_differently(invocation, inspect, prepared.limits)
+        told = verify.started_differently(invocation, inspect, prepared.limits, {})
     assert ("PidsLimit" in told) == stale
+
+
+def test_what_was_allowed_by_hand_and_then_saved_is_no_other_version_of_the_policy(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        inspect = docker_engine.inspect_container(session.ident)
+        before = invocation.loaded
+        names = (*before.declaration.names, Name(host="new.example.com"))
+        wider = before.declaration.model_copy(update={"names": names})
+        invocation.__dict__["loaded"] = replace(before, declaration=wider)
+        granted = {"names": [{"name": "new.example.com", "granted": {"443": None}}]}
+        told = {
+            key: verify.started_differently(invocation, inspect, prepared.limits, row)
+            for key, row in (("granted", granted), ("not", {}), ("denied", {"withdrawn": [names[0].host]}))
+        }
+    assert "egress" not in told["granted"]
+    assert "egress" in told["not"]
+    assert "egress" in told["denied"]

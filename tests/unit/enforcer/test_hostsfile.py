@@ -352,3 +352,47 @@ def test_glibc_returns_every_address_of_a_name(hosts: Path) -> None:
         ]
     )
     assert after.splitlines() == ["203.0.113.11", "cdn.example 2"]
+
+
+later_names = st.lists(
+    st.sampled_from(
+        ["late.example", "b" * 60 + ".example", ".".join(["c" * 60] * 3) + ".example", "d.example"]
+    ),
+    unique=True,
+    max_size=4,
+)
+
+
+@given(tables, later_names, st.lists(addresses, max_size=16))
+def test_names_that_come_later_move_nothing_and_keep_runs_in_one_block(
+    published: dict[str, list[str]], later: list[str], found: list[str]
+) -> None:
+    before = render(published)
+    after = hostsfile.render(
+        "agent", OWN, GATEWAY, NAMES, {**published, **dict.fromkeys(later, found)}, later
+    )
+    assert after.startswith(before)
+    assert {name for _, name in entries(after[len(before) :])} == (set(later) if found else set())
+    at = len(before)
+    for name in later:
+        start = after.index(name.encode(), at)
+        width = next(size for size in (64, 128, 256, 512) if size >= 17 + len(name))
+        line = after.rindex(b"\n", 0, start) + 1
+        assert line % (width * hostsfile.SLOTS) == 0
+        at = line + width * hostsfile.SLOTS
+    assert len(after) == at
+
+
+def test_a_file_that_grows_is_read_whole_by_whoever_opened_it_before(hosts: Path) -> None:
+    with hosts.open("rb") as reader:
+        inode = hosts.stat().st_ino
+        grown = hostsfile.render(
+            "agent", OWN, GATEWAY, NAMES, {"late.example": ["203.0.113.7"]}, ["late.example"]
+        )
+        assert hostsfile.publish(hosts, grown)
+        assert hosts.stat().st_ino == inode
+        assert ("203.0.113.7", "late.example") in entries(reader.read())
+    # The name ends: its lines stay, without addresses.
+    assert hostsfile.publish(hosts, hostsfile.render("agent", OWN, GATEWAY, NAMES, {}, ["late.example"]))
+    assert "late.example" not in dict(entries(hosts.read_bytes()))
+    assert hosts.stat().st_size == len(grown)

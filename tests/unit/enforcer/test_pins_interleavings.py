@@ -42,7 +42,7 @@ VETTINGS = (
 SMALL = Settings(allowed_per_name=4, published_per_name=2, entries_per_container=8, in_use_per_name=2)
 
 names = st.sampled_from(NAMES)
-wishes = st.builds(Wish, names, st.sampled_from([(443,), (80, 443)]), st.booleans())
+wishes = st.builds(Wish, names, st.sampled_from([(443,), (80, 443)]), st.booleans(), st.booleans())
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -65,7 +65,7 @@ class Interleavings(RuleBasedStateMachine):
                     name for token, name in self.open.items() if self.current(token, name)
                 }, "two queries for one name under way"
                 self.open[action.token] = action.name
-        for name in before.names.keys() - self.state.names.keys():
+        for name in before.names.keys() - self.state.names.keys() - self.state.remembered.keys():
             self.answered.pop(name, None)
         if (pins.allowed(before), pins.published(before)) != (
             pins.allowed(self.state),
@@ -128,7 +128,7 @@ class Interleavings(RuleBasedStateMachine):
         self.state = pins.restore(saved, self.now, 1e9 + self.now, before.vetting, SMALL)
         self.open.clear()
         for name in list(self.answered):
-            if name not in self.state.names:
+            if name not in self.state.names and name not in self.state.remembered:
                 del self.answered[name]
         for container in before.containers.values():
             self.send(Subscribe(container.id, container.source, container.wishes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from enforcer import pins
-from enforcer.pins import InUse, NameState, Refresh, Subscribe
+from enforcer.pins import InUse, NameState, Refresh, Settings, Subscribe, Unsubscribe, Wish
 from enforcer.vetting import Vetting
 from tests.unit.enforcer.pin_engine import BOX, LAB, NAME, OTHER, A, B, C, Engine, started
 
@@ -168,3 +169,64 @@ def test_a_damaged_file_is_one_clear_error(engine: Engine, damage: dict[str, Any
     saved = pins.save(engine.state, engine.now, wall=1.7e9)
     with pytest.raises(ValueError):
         pins.restore({**saved, **damage}, 0.0, 1.7e9, LAB)
+
+
+def stale_start(engine: Engine, name: str = NAME, stale: bool = True) -> pins.Readiness:
+    """A new container wants a name that cannot be asked."""
+    engine.send(Subscribe(OTHER, "198.51.100.6", (Wish(name, stale=stale),)))
+    engine.fail("timeout", name=name)
+    return pins.readiness(engine.state, OTHER, stale)
+
+
+def test_a_new_container_may_start_on_the_last_good_answer_where_it_says_so(engine: Engine) -> None:
+    engine.send(Unsubscribe(BOX))
+    assert engine.state.names == {}
+    engine.tick(after=3600)
+    ready = stale_start(engine)
+    assert ready.ready
+    assert ready.warnings == ((NAME, "timeout"),)
+    assert engine.published(OTHER) == [A]
+    assert engine.state.names[NAME].state is NameState.STALE
+    engine.rotate(B, after=5)
+    assert engine.published(OTHER) == [B]
+    assert engine.state.remembered == {}
+
+
+def test_it_may_not_without_saying_so_nor_after_a_day(engine: Engine) -> None:
+    engine.send(Unsubscribe(BOX))
+    refused = stale_start(engine, stale=False)
+    assert refused.failed == ((NAME, "timeout"),)
+    assert engine.published(OTHER) == []
+    engine.send(Unsubscribe(OTHER))
+    engine.tick(after=86400)
+    assert stale_start(engine).failed == ((NAME, "timeout"),)
+    assert engine.allowed(OTHER) == []
+
+
+def test_a_remembered_answer_survives_a_restart_and_is_vetted_again(engine: Engine) -> None:
+    engine.send(Unsubscribe(BOX))
+    saved = json.loads(json.dumps(pins.save(engine.state, engine.now, wall=1.7e9)))
+    for vetting, wanted in ((LAB, [A]), (Vetting.of(), [])):
+        new = Engine()
+        new.state = pins.restore(saved, new.now, 1.7e9 + 600, vetting)
+        stale_start(new)
+        assert new.published(OTHER) == wanted
+    del saved["remembered"]
+    assert pins.restore(saved, 0.0, 1.7e9, LAB).remembered == {}
+
+
+def test_what_was_gone_or_refused_is_not_remembered(engine: Engine) -> None:
+    engine.tick(after=60)
+    engine.answer("10.0.0.5")
+    engine.send(Unsubscribe(BOX))
+    assert engine.state.remembered == {}
+
+
+def test_only_so_many_names_are_remembered(engine: Engine) -> None:
+    engine.state = replace(engine.state, settings=Settings(remembered_names=2))
+    for number in range(3):
+        engine.tick(after=1)
+        engine.want(f"n{number}.example", container=OTHER)
+        engine.answer(B, name=f"n{number}.example")
+        engine.send(Unsubscribe(OTHER))
+    assert engine.state.remembered.keys() == {"n1.example", "n2.example"}

@@ -160,3 +160,31 @@ def test_build_section_takes_what_a_company_network_needs() -> None:
     ).build
     assert build.proxy.https == ""
     assert build.pip_index is None
+
+
+@pytest.mark.parametrize("entry", ["*.example.com", r"regex:(a|b)\.x\.example", r"^(a|b)\.x\.example$"])
+def test_a_valid_pattern_is_refused_until_there_is_a_proxy(entry: str) -> None:
+    with pytest.raises(ValidationError, match="need the name-aware proxy, which is not available yet"):
+        declaration([entry])
+
+
+@pytest.mark.parametrize("entry", ["*.github.io", r"regex:.*\.github\.io", r"^(a|b$"])
+def test_an_invalid_pattern_is_told_what_is_wrong_with_it(entry: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        declaration([entry])
+    assert "proxy" not in str(caught.value)
+
+
+def test_a_doh_endpoint_needs_force() -> None:
+    with pytest.raises(ValidationError, match="DNS-over-HTTPS"):
+        declaration(["dns.google"])
+    with pytest.raises(ValidationError, match="DNS-over-HTTPS"):
+        declaration([{"host": "dns.google", "force": False}])
+    forced = declaration([{"host": "dns.google", "force": True}])
+    # The declaration is what it is: what was forced is not asked again.
+    assert forced.names == (Name(host="dns.google"),)
+
+
+def test_force_must_be_true_or_false() -> None:
+    with pytest.raises(ValidationError):
+        declaration([{"host": "dns.google", "force": "yes"}])

@@ -163,6 +163,7 @@ class World:
         self._patches = [
             patch.object(hostsfile, "os", _Os(self.faults)),
             patch.object(tracker_module, "host_addresses", self._addresses),
+            patch.object(tracker_module, "host_uplinks", frozenset),
             patch.object(tracker_module, "socket_sources", lambda _paths: frozenset()),
             # The same few addresses are parsed over and over: a sixth of the time.
             patch.object(IPv4Address, "_ip_int_from_string", classmethod(_parsed)),
@@ -229,7 +230,6 @@ class World:
             make_engine=lambda: self.docker,
             clock=self.clock,
             wall=lambda: 1e9 + self.clock(),
-            suspended=lambda: self.slept,
             make_resolver=self.make_resolver,
             end=lambda _code: self._unexpected(),
         )

@@ -1,0 +1,137 @@
+"""The commands of ``corral.names``; ``app`` is the command line with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from corral.commands import Json, _finish, _invocation, _print, app
+
+__all__ = ["app"]
+
+Sandbox = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox", metavar="ID", help="Another sandbox than this directory's.", show_default=False
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Accept a public DNS-over-HTTPS endpoint.")]
+
+policy_app = typer.Typer(
+    name="policy", help="Ask what the policy means.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(policy_app)
+
+
+@app.command()
+def refresh(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these.", show_default=False)
+    ] = None,
+    sandbox: Sandbox = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="The names of all your sandboxes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Resolve the names of running sessions again, now; nothing is restarted, open connections go on.
+
+    Exit 1 when a name that is not optional has no fresh answer. Example: corral refresh api.example.com
+    """
+
+    def action() -> int:
+        from corral import names as on
+
+        invocation = _invocation()
+        hosts = [on.parse_target(name, force=True).host for name in names or ()]
+        ident = None if everything else sandbox or invocation.loaded.sandbox.id
+        answer = invocation.enforcer.refresh(ident, hosts)
+        _print(json.dumps(answer, indent=2) if as_json else on.told_refresh(answer))
+        return int(on.failed(answer))
+
+    _finish(action)
+
+
+@app.command()
+def allow(
+    target: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Port 443 unless one is given.")],
+    lasting: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="30m, 1h, 2d; default: until the session ends.", show_default=False
+        ),
+    ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write it into corral.yaml too, which approves it.")
+    ] = False,
+    force: Force = False,
+    sandbox: Sandbox = None,
+    as_json: Json = False,
+) -> None:
+    """Let the running sessions of this sandbox reach a name; nothing is restarted.
+
+    Examples: corral allow files.example.com --for 1h
+              corral allow git.example.com:8443 --save
+    """
+
+    def action() -> None:
+        from corral import names as on
+        from policy.errors import PolicyError
+
+        invocation = _invocation()
+        wanted = on.parse_target(target, force=force)
+        seconds = None if lasting is None else on.parse_duration(lasting)
+        if save and sandbox is not None:
+            raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+        ident = sandbox or invocation.loaded.sandbox.id
+        answer = on.allow(invocation, wanted, ident, lasting=seconds, keep=save, force=force)
+        _print(json.dumps(answer, indent=2) if as_json else on.told_allow(answer))
+
+    _finish(action)
+
+
+@app.command()
+def deny(
+    host: Annotated[str, typer.Argument(metavar="HOST")], sandbox: Sandbox = None, as_json: Json = False
+) -> None:
+    """Take a name from the running sessions of this sandbox until they end; open connections are cut.
+
+    corral.yaml stays as it is. Example: corral deny files.example.com
+    """
+
+    def action() -> None:
+        from corral import names as on
+        from policy.errors import PolicyError
+
+        invocation = _invocation()
+        wanted = on.parse_target(host, force=True)
+        if wanted.port is not None:
+            raise PolicyError("a name is denied with all its ports", f"corral deny {wanted.host}")
+        answer = invocation.enforcer.deny(sandbox or invocation.loaded.sandbox.id, wanted.host)
+        _print(json.dumps(answer, indent=2) if as_json else on.told_deny(answer))
+
+    _finish(action)
+
+
+@policy_app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(metavar="HOST[:PORT]", help="A name, an address or corral-host; port 443.")
+    ],
+    sandbox: Sandbox = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would happen to a TCP connection from the sandbox, and why. Exit 1 when it is denied.
+
+    Each running session is judged by what kernel and hosts file hold; without one the name is resolved and
+    vetted as a start would. Nothing is changed. Example: corral policy check api.example.com:443
+    """
+
+    def action() -> int:
+        from corral import names as on
+
+        answer = on.check(_invocation(), on.parse_target(target, force=True, address=True), sandbox)
+        _print(json.dumps(answer, indent=2) if as_json else on.told_check(answer))
+        return int(not answer["allowed"])
+
+    _finish(action)

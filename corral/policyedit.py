@@ -1,0 +1,95 @@
+"""``corral allow --save``: a name goes into corral.yaml, and nothing else of the file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from policy.declaration import Declaration, Name
+from policy.edit import EditError, add_entry, entry
+from policy.errors import CorralError, PolicyError
+from policy.loader import LoadedPolicy
+
+Reach = dict[str, frozenset[int]]
+
+
+def reach(declaration: Declaration) -> Reach:
+    """Return name -> ports."""
+    return {name.host: frozenset(name.ports) for name in declaration.names}
+
+
+def save(
+    loaded: LoadedPolicy,
+    host: str,
+    ports: tuple[int, ...],
+    load: Callable[[Path], LoadedPolicy],
+    *,
+    force: bool = False,
+    saved: Callable[[LoadedPolicy, LoadedPolicy], None] = lambda _before, _after: None,
+) -> LoadedPolicy:
+    """Write ``host`` on ``ports`` into the policy file and return the policy it makes.
+
+    Its text is read, changed and loaded again before it takes the file's place; what it says must be the
+    policy before and this name, and nothing else.
+
+    Args:
+        loaded: the policy as the command found it.
+        host: canonical name.
+        ports: to be reachable.
+        load: reads a policy file of the same project.
+        force: see ``egress.allow``.
+        saved: called with the policy before and after, once the file is written. Where revisions are
+            approved, the new one counts as such if the old one did: the user asked for exactly this.
+
+    Raises:
+        PolicyError: the file changed meanwhile, or is written in a way that is not edited.
+    """
+    old = reach(loaded.declaration).get(host, frozenset())
+    missing = tuple(port for port in ports if port not in old)
+    if not missing:
+        return loaded
+    path = Path(os.path.realpath(loaded.path))
+    written = next((one for one in loaded.policy.egress.allow if one.host == host), None)
+    wishes = {} if written is None else {"optional": written.optional, "liveness": written.liveness}
+    new = entry(
+        Name(host=host, ports=missing, **wishes), force=force or (written is not None and written.force)
+    )
+    by_hand = f"add it to egress.allow in {loaded.path} yourself: - {new}"
+    try:
+        raw = path.read_bytes()
+        if hashlib.sha256(raw).hexdigest() != loaded.sha256:
+            raise PolicyError(f"{loaded.path} changed while it was being edited", "look at it and try again")
+        text = add_entry(raw.decode("utf-8"), new)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with partial.open("xb") as stream:
+                os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
+                stream.write(text.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+            made = load(partial)
+            _check(loaded, made, text, host, frozenset(ports))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (EditError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{loaded.path} cannot be edited: {error}", by_hand) from error
+    except OSError as error:
+        raise CorralError(f"cannot write {loaded.path}: {error.strerror}", by_hand) from error
+    after = load(loaded.path)
+    saved(loaded, after)
+    return after
+
+
+def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, host: str, ports: frozenset[int]) -> None:
+    old, new = reach(before.declaration), reach(after.declaration)
+    expected = {**old, host: old.get(host, frozenset()) | ports}
+    same = {"egress": None}
+    if (
+        new != expected
+        or after.policy.model_copy(update=same) != before.policy.model_copy(update=same)
+        or hashlib.sha256(text.encode()).hexdigest() != after.sha256
+    ):
+        raise EditError("it would not say what it should")

@@ -1,0 +1,273 @@
+"""Requests that change or question what running sessions may reach: allow, deny, refresh, check.
+
+An answer is given when the kernel and the hosts files were read back, or the reason why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from enforcer import hostsfile, pins, verdicts
+from enforcer.names import Names
+from enforcer.overrides import LONGEST, MAX_PORTS, Overrides
+from enforcer.sessions import Session
+from enforcer.tracker import Tracker
+from enforcer.writerclient import Held
+from policy.errors import EnforcerError, NotReadyError
+from policy.hosts import HostError, is_address, parse_host
+
+# Seconds: a resolution takes at most 6, and the kernel is written after it.
+PATIENCE = 12.0
+DNS_PORTS = frozenset({53, 853})
+LOG = "journalctl --user -u corral-enforcer"
+
+
+class Kernel(Protocol):
+    """What the service knows about what it wrote."""
+
+    held: Held | None
+    satisfied: frozenset[str]
+    applied: int
+
+    async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a condition holds, looking whenever something moved; False: not in time."""
+
+
+class Changes:
+    """See the module. Everything runs on the service's loop; one request changes things at a time."""
+
+    def __init__(
+        self, kernel: Kernel, names: Names, tracker: Tracker, clock: Callable[[], float],
+        read: Callable[[], Awaitable[Held]],
+    ) -> None:  # fmt: skip
+        self._kernel = kernel
+        self._names = names
+        self._tracker = tracker
+        self._clock = clock
+        self._read = read
+        self._one = asyncio.Lock()
+
+    async def allow(
+        self, sandbox: str, host: str, ports: tuple[int, ...], seconds: float | None, force: bool
+    ) -> dict[str, Any]:
+        """Let the running sessions of a sandbox reach a name, until they end or for ``seconds``.
+
+        Raises:
+            NotReadyError: the name has no usable address; nothing was changed.
+            EnforcerError: no session, a name or port that no policy may have, or the kernel was not written.
+        """
+        name = _name(host, force)
+        if not ports or len(ports) > MAX_PORTS or any(not 0 < p < 65536 or p in DNS_PORTS for p in ports):
+            raise EnforcerError("a port that no policy may open")
+        if seconds is not None and not 0 < seconds <= LONGEST:
+            raise EnforcerError(f"a time of {seconds} s", f"at most {LONGEST / 86400:.0f} days")
+        async with self._one:
+            sessions = self._sessions(sandbox)
+            until = None if seconds is None else self._clock() + seconds
+            before = {session.container: session.overrides for session in sessions}
+            try:
+                for session in sessions:
+                    await self._tracker.override(
+                        session.container, lambda s: s.overrides.allow(name, ports, until)
+                    )
+                await self._settled(sessions, [name])
+                failed = self._failure(sessions, name)
+                if failed is not None:
+                    raise NotReadyError(
+                        f"{name} is not allowed: it has no usable address ({failed})", "correct the name"
+                    )
+            except BaseException:
+                for ident, old in before.items():
+                    await self._tracker.override(ident, partial(_back, old))
+                raise
+            return {
+                "host": name,
+                "ports": list(ports),
+                "seconds": seconds,
+                "sessions": self._rows(sessions, name),
+            }
+
+    async def deny(self, sandbox: str, host: str) -> dict[str, Any]:
+        """Take a name from the running sessions of a sandbox until they end; open connections are cut.
+
+        Raises:
+            EnforcerError: no session has the name, or the kernel was not written.
+        """
+        name = _name(host, force=True)
+        async with self._one:
+            sessions = [s for s in self._sessions(sandbox) if any(own.host == name for own in s.names)]
+            if not sessions:
+                raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
+            for session in sessions:
+                await self._tracker.override(
+                    session.container, lambda s: s.overrides.deny(name, s.declaration)
+                )
+            await self._settled(sessions, [])
+            return {"host": name, "sessions": [_session(session) for session in sessions]}
+
+    async def refresh(self, sandbox: str | None, hosts: Iterable[str]) -> dict[str, Any]:
+        """Ask for names again, now, and bring kernel and hosts files up to the answers.
+
+        Args:
+            sandbox: whose names; None: of all this user's sandboxes.
+            hosts: only these; none: every name.
+
+        Raises:
+            EnforcerError: no such session or name, or not done in time.
+        """
+        wanted = {_name(host, force=True) for host in hosts}
+        sessions = self._sessions(sandbox)
+        known = {name.host for session in sessions for name in session.names}
+        if unknown := wanted - known:
+            raise EnforcerError(
+                f"no running session may reach {', '.join(sorted(unknown))}", "see: corral status"
+            )
+        chosen = sorted(wanted or known)
+        before = {name: self._names.state.names.get(name) for name in chosen}
+        self._names.step(pins.Refresh(tuple(chosen), discard=True))
+        asked = {name: record.attempts for name, record in before.items() if record is not None}
+        done = await self._kernel.until(lambda: self._attempted(asked), PATIENCE)
+        await self._written(sessions)
+        rows = []
+        for name in chosen:
+            record, old = self._names.state.names.get(name), before[name]
+            if record is not None:
+                rows.append(
+                    {
+                        "name": name,
+                        "state": record.state.value,
+                        "before": list(old.latest) if old is not None else [],
+                        "addresses": list(record.latest),
+                        "error": record.error,
+                        "optional": all(
+                            own.optional for session in sessions for own in session.names if own.host == name
+                        ),
+                    }
+                )
+        if not done:
+            raise EnforcerError("not every name was answered for in time", LOG)
+        return {"names": rows, "sessions": [_session(session) for session in sessions]}
+
+    async def check(self, sandbox: str, host: str, port: int, ask: bool) -> dict[str, Any]:
+        """Say what would happen to a connection from each running session, and change nothing.
+
+        ``ask``: resolve and vet the name too, as if it were allowed.
+
+        Raises:
+            EnforcerError: not a name nor an address; the kernel cannot be read.
+        """
+        found = [s for s in self._tracker.sessions.values() if s.sandbox.id == sandbox]
+        held = await self._read()
+        state = self._names.state
+        rows = []
+        for session in found:
+            sight = verdicts.Sight(
+                session,
+                tuple(entry for entry in held.pins if entry.src == session.address),
+                tuple(entry for entry in held.host if entry.src == session.address),
+                hostsfile.read(session.hosts_file),
+            )
+            verdict = verdicts.judge(sight, state, host, port)
+            rows.append(
+                {
+                    **_session(session),
+                    "allowed": verdict.allowed,
+                    "reason": verdict.reason,
+                    "addresses": list(verdict.addresses),
+                    "seconds": self._left(session, host, port),
+                }
+            )
+        answer: dict[str, Any] = {"host": host, "port": port, "sessions": rows}
+        if ask and not is_address(host):
+            heard = verdicts.resolution(await self._names.ask(_name(host, force=True)), state.vetting)
+            answer["resolution"] = {
+                "addresses": list(heard.addresses),
+                "refused": dict(heard.refused),
+                "error": heard.error,
+            }
+        return answer
+
+    def _left(self, session: Session, host: str, port: int) -> float | None:
+        until = session.overrides.ends(host, session.declaration).get(port)
+        return None if until is None else max(0.0, until - self._clock())
+
+    def _sessions(self, sandbox: str | None) -> list[Session]:
+        found = [
+            session
+            for session in self._tracker.sessions.values()
+            if not session.problems and sandbox in (None, session.sandbox.id)
+        ]
+        if not found:
+            where = f"of {sandbox} " if sandbox else ""
+            raise EnforcerError(f"no session {where}is running", "corral run starts one")
+        return found
+
+    async def _settled(self, sessions: list[Session], hosts: list[str]) -> None:
+        """Wait until these names were asked for every session and what followed was read back."""
+
+        def asked() -> bool:
+            return not any(
+                set(hosts) & self._names.pending(session.container)
+                for session in sessions
+                if session.container in self._names.state.containers
+            )
+
+        await self._kernel.until(asked, PATIENCE)
+        await self._written(sessions)
+
+    async def _written(self, sessions: list[Session]) -> None:
+        generation = self._names.state.generation
+
+        def written() -> bool:
+            alive = {s.container for s in sessions} & self._tracker.sessions.keys()
+            ready = {c for c in alive if not self._names.pending(c)}
+            return self._kernel.applied >= generation and ready <= self._kernel.satisfied
+
+        if not await self._kernel.until(written, PATIENCE):
+            raise EnforcerError("the kernel does not hold it yet; it is tried on", "see: corral status")
+
+    def _attempted(self, asked: dict[str, int]) -> bool:
+        names = self._names.state.names
+        return all(name not in names or names[name].attempts > count for name, count in asked.items())
+
+    def _failure(self, sessions: list[Session], name: str) -> str | None:
+        published = pins.published(self._names.state)
+        alive = [session.container for session in sessions if session.container in published]
+        if not alive:
+            return "its session ended"
+        if all(published[container].get(name) for container in alive):
+            return None
+        record = self._names.state.names.get(name)
+        return (record.error if record is not None else None) or "no address"
+
+    def _rows(self, sessions: list[Session], name: str) -> list[dict[str, Any]]:
+        published = pins.published(self._names.state)
+        return [
+            {**_session(session), "addresses": list(published.get(session.container, {}).get(name, ()))}
+            for session in sessions
+        ]
+
+
+def _back(old: Overrides, session: Session) -> Overrides:
+    # Its place in the hosts file stays taken: nothing there ever moves.
+    return replace(old, listed=session.overrides.listed)
+
+
+def _session(session: Session) -> dict[str, Any]:
+    return {
+        "container": session.container,
+        "sandbox": session.sandbox.id,
+        "service": session.service,
+        "session": session.session,
+    }
+
+
+def _name(host: str, force: bool) -> str:
+    try:
+        return parse_host(host, force=force)
+    except HostError as error:
+        raise EnforcerError(f"{host!r} cannot be allowed: {error.what}", error.fix) from error

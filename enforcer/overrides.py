@@ -1,0 +1,217 @@
+"""What a user allowed or denied one running container, beside what its labels declare. Pure, and its file.
+
+Both come through the enforcer's socket, which is the user's alone, and both live as long as the container.
+The file is written before a name is opened and after one is closed; when it cannot be read its container gets
+nothing at all, because a denial may have been in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from policy.declaration import Declaration, Name
+from policy.errors import EnforcerError
+from policy.hosts import HostError, parse_host
+
+LONGEST = 30 * 86400.0  # seconds
+MAX_GRANTS = 64
+MAX_PORTS = 64
+VERSION = 1
+_IDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+Ports = Mapping[int, float | None]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """``granted``: name -> port -> when it ends (the service's clock; None: with the container).
+
+    ``denied``: declared names that were taken back. ``listed``: every name that was ever granted, in order:
+    the hosts file keeps their places.
+    """
+
+    granted: Mapping[str, Ports] = field(default_factory=dict)
+    denied: frozenset[str] = frozenset()
+    listed: tuple[str, ...] = ()
+
+    def names(self, declaration: Declaration) -> tuple[Name, ...]:
+        """Return what the container may reach: declared and not denied, and granted."""
+        found = {name.host: name for name in declaration.names if name.host not in self.denied}
+        for host, ports in self.granted.items():
+            known = found.get(host)
+            if known is None:
+                found[host] = Name(host=host, ports=tuple(sorted(ports)), optional=True)
+            elif not ports.keys() <= set(known.ports):
+                merged = tuple(sorted({*known.ports, *ports}))
+                found[host] = known.model_copy(update={"ports": merged})
+        return tuple(found.values())
+
+    def places(self, declaration: Declaration) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the hosts file: declared ones, and those that came later."""
+        declared = tuple(name.host for name in declaration.names)
+        return declared, tuple(host for host in self.listed if host not in declared)
+
+    def ends(self, host: str, declaration: Declaration) -> dict[int, float | None]:
+        """Return the ports of a name that are granted and not declared, with when each ends."""
+        own = {
+            port
+            for name in declaration.names
+            if name.host == host and host not in self.denied
+            for port in name.ports
+        }
+        return {port: until for port, until in self.granted.get(host, {}).items() if port not in own}
+
+    def allow(self, host: str, ports: tuple[int, ...], until: float | None) -> Overrides:
+        """Return this with ``host`` granted on ``ports``; what is granted for longer stays so.
+
+        Raises:
+            EnforcerError: more than one container may be granted.
+        """
+        old = self.granted.get(host, {})
+        merged = dict(old)
+        for port in ports:
+            known = old.get(port, 0.0)
+            merged[port] = None if until is None or known is None else max(until, known)
+        granted = {**self.granted, host: merged}
+        listed = self.listed if host in self.listed else (*self.listed, host)
+        if len(listed) > MAX_GRANTS or len(merged) > MAX_PORTS:
+            raise EnforcerError(
+                f"one session can be granted {MAX_GRANTS} names of {MAX_PORTS} ports, and no more",
+                "list what it needs in corral.yaml and start a new session",
+            )
+        return replace(self, granted=granted, listed=listed)
+
+    def deny(self, host: str, declaration: Declaration) -> Overrides:
+        """Return this with ``host`` taken back, whoever gave it."""
+        declared = any(name.host == host for name in declaration.names)
+        granted = {name: ports for name, ports in self.granted.items() if name != host}
+        return replace(self, granted=granted, denied=self.denied | ({host} if declared else set()))
+
+    def at(self, now: float) -> Overrides:
+        """Return this without what has ended; itself when nothing has."""
+        left = {
+            host: {port: until for port, until in ports.items() if until is None or until > now}
+            for host, ports in self.granted.items()
+        }
+        left = {host: ports for host, ports in left.items() if ports}
+        return self if left == self.granted else replace(self, granted=left)
+
+
+def dump(overrides: Overrides, now: float, wall: float) -> str:
+    """Return the saved form; ``now`` is the service's clock and ``wall`` the time of day at this moment."""
+    granted = {
+        host: {str(port): None if until is None else until - now + wall for port, until in ports.items()}
+        for host, ports in overrides.granted.items()
+    }
+    body = {"version": VERSION, "wall": wall, "granted": granted}
+    return json.dumps({**body, "denied": sorted(overrides.denied), "listed": list(overrides.listed)})
+
+
+def parse(text: str, now: float, wall: float) -> Overrides:
+    """Read the saved form. Nothing lasts longer than it had left when it was saved, whatever the clock says.
+
+    Raises:
+        ValueError: another version, or not what ``dump`` returns.
+    """
+    body: Any = json.loads(text)
+    try:
+        if body["version"] != VERSION:
+            raise ValueError(f"it has version {body['version']!r}, not {VERSION}")
+        saved = float(body["wall"])
+
+        def until(value: Any) -> float | None:
+            if value is None:
+                return None
+            left = min(float(value) - wall, float(value) - saved, LONGEST)
+            # Not a number compares as false: it has ended.
+            return now + left if left > 0 else now
+
+        granted = {
+            _host(host): {_port(port): until(value) for port, value in ports.items()}
+            for host, ports in body["granted"].items()
+        }
+        denied = frozenset(_host(host) for host in body["denied"])
+        listed = tuple(dict.fromkeys(_host(host) for host in body["listed"]))
+    except (KeyError, TypeError, AttributeError, HostError) as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
+    if not granted.keys() <= set(listed):
+        raise ValueError("it is damaged: a granted name has no place")
+    return Overrides(granted, denied, listed).at(now)
+
+
+def _host(text: Any) -> str:
+    if not isinstance(text, str) or parse_host(text, force=True) != text:
+        raise ValueError(f"it is damaged: {text!r} is not a name")
+    return text
+
+
+def _port(text: Any) -> int:
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(f"it is damaged: {port} is not a port")
+    return port
+
+
+class Store:
+    """One file for each container that has overrides."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def _path(self, container: str) -> Path:
+        if not _IDENT.fullmatch(container):
+            raise EnforcerError(f"{container!r} is not the id of a container")
+        return self._directory / f"{container}.json"
+
+    def load(self, container: str, now: float, wall: float) -> Overrides | None:
+        """Return a container's overrides; none at all when it has no file.
+
+        Raises:
+            EnforcerError: the file is there and cannot be used.
+        """
+        path = self._path(container)
+        try:
+            return parse(path.read_text(encoding="utf-8"), now, wall)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise EnforcerError(
+                f"what was allowed and denied in it cannot be read from {path}: {error}",
+                "start a new session; the file goes with the container",
+            ) from error
+
+    def save(self, container: str, overrides: Overrides, now: float, wall: float) -> None:
+        """Make a container's overrides outlive this process.
+
+        Raises:
+            EnforcerError: the disk refuses.
+        """
+        path = self._path(container)
+        partial = path.with_suffix(".new")
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with partial.open("w", encoding="utf-8") as stream:
+                stream.write(dump(overrides, now, wall))
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+        except OSError as error:
+            raise EnforcerError(f"cannot write {path}: {error.strerror}") from error
+
+    def drop(self, container: str) -> None:
+        """Forget a container that is no more."""
+        if _IDENT.fullmatch(container):
+            self._path(container).unlink(missing_ok=True)
+
+    def containers(self) -> set[str]:
+        """Return the containers that have a file."""
+        try:
+            return {path.stem for path in self._directory.glob("*.json")}
+        except OSError:
+            return set()

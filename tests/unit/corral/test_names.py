@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from corral import namecommands, names
+from corral.cli import main
+from corral.context import Invocation
+from corral.names import Target, parse_duration, parse_target
+from policy.declaration import Declaration, Name
+from policy.errors import NotReadyError, PolicyError
+from tests.unit.corral.fakes import FakeEnforcer
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("API.example.com", Target("api.example.com", None)),
+        ("api.example.com:8443", Target("api.example.com", 8443)),
+        ("api.example.com.:1", Target("api.example.com", 1)),
+    ],
+)
+def test_a_target_is_a_name_with_or_without_a_port(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":443", "api", "api.example.com:0", "api.example.com:70000", "api.example.com:", "api.example.com:x", "192.0.2.1",
+     "*.example.com", "https://api.example.com", "a b.example", "dns.google", "x\x1b[2J.example.com", "corral-host:80"],
+)  # fmt: skip
+def test_what_is_no_target_is_exit_code_2(text: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_target(text)
+    assert "\x1b" not in caught.value.render()
+
+
+def test_a_question_may_be_about_an_address_or_a_host_service() -> None:
+    assert parse_target("192.0.2.1:80", address=True) == Target("192.0.2.1", 80)
+    assert parse_target("corral-host:8081", address=True) == Target("corral-host", 8081)
+    with pytest.raises(PolicyError):
+        parse_target("[2001:db8::1]:80", address=True)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("2d", 172800)])
+def test_a_duration_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1", "h", "0s", "-1h", "1.5h", "31d", "1w", "1h30m", "٣h"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError, match="not a length of time"):
+        parse_duration(text)
+
+
+def allow(invocation: Invocation, host: str = "new.example.com", **options: Any) -> dict[str, Any]:
+    words: dict[str, Any] = {"lasting": None, "keep": False, "force": False} | options
+    return names.allow(invocation, parse_target(host), invocation.loaded.sandbox.id, **words)
+
+
+def running(enforcer: FakeEnforcer, invocation: Invocation) -> None:
+    session = {"state": "running", "session": "00000001", "container": "c1"}
+    enforcer.status_answer["sandboxes"] = [{"sandbox": invocation.loaded.sandbox.id, "sessions": [session]}]
+
+
+def test_allowing_says_where_and_for_how_long(invocation: Invocation, enforcer: FakeEnforcer) -> None:
+    answer = allow(invocation, "new.example.com:8443", lasting=3600.0)
+    assert enforcer.changes == [
+        ("allow", invocation.loaded.sandbox.id, "new.example.com", (8443,), 3600.0, False)
+    ]
+    assert (
+        names.told_allow(answer)
+        == "new.example.com port 8443 is allowed in main-00000001 for 1h: 203.0.113.9"
+    )
+
+
+def test_saving_writes_the_file_and_allows_it_where_something_runs(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    running(enforcer, invocation)
+    answer = allow(invocation, keep=True)
+    assert [change[0] for change in enforcer.changes] == ["allow"]
+    assert "    - new.example.com\n" in invocation.loaded.path.read_text()
+    assert names.told_allow(answer).splitlines()[1].startswith("saved in ")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_saving_needs_nothing_that_runs(invocation: Invocation, enforcer: FakeEnforcer, alive: bool) -> None:
+    enforcer.running = alive
+    answer = allow(invocation, keep=True)
+    assert enforcer.changes == []
+    assert answer["saved"] == str(invocation.loaded.path)
+    assert "new.example.com" in invocation.loaded.path.read_text()
+
+
+def test_a_name_that_does_not_resolve_is_not_saved(invocation: Invocation, enforcer: FakeEnforcer) -> None:
+    running(enforcer, invocation)
+    enforcer.refusal = "new.example.com is not allowed"
+    before = invocation.loaded.path.read_text()
+    with pytest.raises(NotReadyError):
+        allow(invocation, keep=True)
+    assert invocation.loaded.path.read_text() == before
+
+
+def test_what_is_saved_does_not_end_and_dns_is_never_allowed(invocation: Invocation) -> None:
+    with pytest.raises(PolicyError, match="does not end"):
+        allow(invocation, keep=True, lasting=60.0)
+    with pytest.raises(PolicyError, match="no DNS"):
+        allow(invocation, "new.example.com:853")
+
+
+def test_refreshing_tells_what_moved() -> None:
+    rows = [
+        {
+            "name": "a.example",
+            "state": "OK",
+            "before": ["203.0.113.1"],
+            "addresses": ["203.0.113.2"],
+            "error": None,
+        },
+        {
+            "name": "b.example",
+            "state": "OK",
+            "before": ["203.0.113.1"],
+            "addresses": ["203.0.113.1"],
+            "error": None,
+        },
+        {"name": "c.example", "state": "STALE", "before": [], "addresses": [], "error": "timeout: \x1b[2J"},
+    ]
+    text = names.told_refresh({"names": rows})
+    assert text.splitlines()[:2] == [
+        "a.example: OK, +203.0.113.2 -203.0.113.1",
+        "b.example: OK, same addresses",
+    ]
+    assert "\x1b" not in text
+    assert names.failed({"names": rows})
+    assert not names.failed({"names": rows[:2]})
+    assert not names.failed({"names": [{**row, "optional": True} for row in rows]})
+
+
+def test_without_a_session_a_declared_name_is_resolved_and_vetted(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    host = invocation.loaded.declaration.names[0].host
+    answer = names.check(invocation, Target(host, 443), None)
+    assert answer["allowed"]
+    assert [change[-1] for change in enforcer.changes] == [False, True]
+    assert names.told_check(answer).splitlines() == [
+        f"{host}:443: allowed",
+        f"  policy: {answer['policy']['reason']}",
+        "  resolves to 203.0.113.9",
+        "  refused: 10.0.0.5 is private (10.0.0.0/8)",
+    ]
+
+
+def test_a_name_that_is_not_allowed_is_not_even_resolved(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    answer = names.check(invocation, Target("other.example.com", None), None)
+    assert not answer["allowed"]
+    assert "to allow it: corral allow other.example.com" in answer["policy"]["reason"]
+    assert all(change[-1] is False for change in enforcer.changes)
+
+
+def test_what_runs_outranks_what_the_policy_says_now(invocation: Invocation, enforcer: FakeEnforcer) -> None:
+    row = {
+        "service": "main", "session": "00000001", "allowed": True, "reason": "allowed on port 443",
+        "addresses": ["203.0.113.9"], "seconds": 3000.0,
+    }  # fmt: skip
+    enforcer.check_answer = {"sessions": [row]}
+    answer = names.check(invocation, Target("other.example.com", None), None)
+    assert answer["allowed"]
+    assert "main-00000001: allowed: allowed on port 443 (203.0.113.9), for 50m more" in names.told_check(
+        answer
+    )
+
+
+def test_the_policy_is_judged_when_the_enforcer_is_down(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    enforcer.running = False
+    host = invocation.loaded.declaration.names[0].host
+    answer = names.check(invocation, Target(host, 443), None)
+    assert answer["policy"]["allowed"]
+    assert not answer["allowed"]
+    assert "the enforcer is not running" in names.told_check(answer)
+
+
+def test_the_origin_of_a_name_is_told(invocation: Invocation) -> None:
+    loaded = invocation.loaded
+    told = {name.host: names.origin(loaded, name.host) for name in loaded.declaration.names}
+    assert set(told.values()) <= {"egress.allow", "the opencode profile"}
+    assert told[loaded.policy.egress.allow[0].host] == "egress.allow"
+
+
+def test_what_changed_since_a_session_started_is_part_of_what_it_may_reach() -> None:
+    declared = Declaration(names=(Name(host="a.example"), Name(host="b.example")))
+    row = {
+        "withdrawn": ["b.example"],
+        "names": [
+            {"name": "a.example", "granted": {"8443": None}},
+            {"name": "c.example", "granted": {"443": 10.0}},
+            {"name": "b.example", "granted": {}},
+        ],
+    }
+    found = names.changed_since(declared, row)
+    assert {name.host: name.ports for name in found.names} == {"a.example": (443, 8443), "c.example": (443,)}
+    assert names.changed_since(declared, {}) == declared
+
+
+# -- the command line
+
+
+@pytest.fixture
+def command_line(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namecommands, "_invocation", lambda: invocation)
+
+
+@pytest.mark.usefixtures("command_line")
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (["refresh"], ("refresh", True, ())),
+        (["refresh", "api.example.com"], ("refresh", True, ("api.example.com",))),
+        (["refresh", "--all"], ("refresh", None, ())),
+        (["refresh", "--sandbox", "x-01234567"], ("refresh", "x-01234567", ())),
+        (["allow", "n.example.com"], ("allow", True, "n.example.com", (443,), None, False)),
+        (["allow", "n.example.com:1", "--for", "1h"], ("allow", True, "n.example.com", (1,), 3600.0, False)),
+        (["allow", "dns.google", "--force"], ("allow", True, "dns.google", (443,), None, True)),
+        (["deny", "n.example.com"], ("deny", True, "n.example.com")),
+    ],
+)
+def test_commands_ask_the_enforcer_about_this_directory_s_sandbox(
+    invocation: Invocation, enforcer: FakeEnforcer, words: list[str], change: tuple[Any, ...]
+) -> None:
+    wanted = (change[0], invocation.loaded.sandbox.id if change[1] is True else change[1], *change[2:])
+    for extra in ([], ["--json"]):
+        enforcer.changes.clear()
+        result = CliRunner().invoke(namecommands.app, [*words, *extra])
+        assert result.exit_code == 0, result.output
+        assert enforcer.changes == [wanted]
+        if extra:
+            json.loads(result.output)
+
+
+@pytest.mark.usefixtures("command_line")
+def test_a_denied_target_is_exit_code_1_and_has_json(enforcer: FakeEnforcer) -> None:
+    result = CliRunner().invoke(namecommands.app, ["policy", "check", "other.example.com:443", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.output)["policy"]["allowed"] is False
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["allow", "192.0.2.1"], ["allow", "a.example.com", "--for", "soon"], ["allow", "dns.google"], ["deny", "a.example.com:443"],
+        ["policy", "check", "localhost"], ["refresh", "*.example.com"], ["allow", "a.example.com", "--save", "--sandbox", "x"],
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("command_line")
+def test_invalid_arguments_are_exit_code_2(
+    words: list[str],
+    enforcer: FakeEnforcer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
+    assert main(words) == 2
+    assert "policy error" in capsys.readouterr().err
+    assert enforcer.changes == []
+
+
+def test_every_command_has_help() -> None:
+    for words in (["refresh"], ["allow"], ["deny"], ["policy"], ["policy", "check"]):
+        assert CliRunner().invoke(namecommands.app, [*words, "--help"]).exit_code == 0

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from corral import policyedit
+from corral.policyedit import reach, save
+from policy.errors import CorralError, PolicyError
+from policy.loader import LoadedPolicy, load
+
+POLICY = """\
+profile: opencode
+egress:
+  profile_defaults: false
+  allow:
+    - {host: a.example.com, optional: true}   # why
+"""
+
+
+@pytest.fixture
+def again(home: Path) -> Callable[[Path], LoadedPolicy]:
+    return lambda path: load(path, home=home, environ={}, uid=os.getuid(), own=())
+
+
+@pytest.fixture
+def policy(project: Path, again: Callable[[Path], LoadedPolicy]) -> LoadedPolicy:
+    (project / "corral.yaml").write_text(POLICY)
+    (project / "corral.yaml").chmod(0o640)
+    return again(project / "corral.yaml")
+
+
+Again = Callable[[Path], LoadedPolicy]
+
+
+def test_a_name_is_written_and_the_file_keeps_its_mode(policy: LoadedPolicy, again: Again) -> None:
+    told: list[tuple[LoadedPolicy, LoadedPolicy]] = []
+    made = save(policy, "b.example.com", (443, 22), again, saved=lambda *both: told.append(both))
+    assert told == [(policy, made)]
+    assert reach(made.declaration) == {"a.example.com": {443}, "b.example.com": {443, 22}}
+    assert policy.path.read_text() == POLICY + "    - {host: b.example.com, ports: [443, 22]}\n"
+    assert policy.path.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in policy.path.parent.glob("*corral.yaml*")) == ["corral.yaml"]
+
+
+def test_a_port_is_added_with_the_wishes_of_the_name(policy: LoadedPolicy, again: Again) -> None:
+    made = save(policy, "a.example.com", (443, 8443), again)
+    (name,) = made.declaration.names
+    assert (set(name.ports), name.optional) == ({443, 8443}, True)
+
+
+def test_what_is_there_is_not_written_again(policy: LoadedPolicy, again: Again) -> None:
+    assert save(policy, "a.example.com", (443,), again) is policy
+    assert policy.path.read_text() == POLICY
+
+
+def test_a_symbolic_link_stays_one(policy: LoadedPolicy, again: Again, home: Path) -> None:
+    real = policy.path.rename(policy.path.with_name("real.yaml"))
+    policy.path.symlink_to(real)
+    save(policy, "b.example.com", (443,), again)
+    assert policy.path.is_symlink()
+    assert "b.example.com" in real.read_text()
+
+
+def test_a_file_that_changed_meanwhile_is_left_alone(policy: LoadedPolicy, again: Again) -> None:
+    policy.path.write_text(POLICY + "name: other\n")
+    with pytest.raises(PolicyError, match="changed while"):
+        save(policy, "b.example.com", (443,), again)
+    assert policy.path.read_text() == POLICY + "name: other\n"
+
+
+@pytest.mark.parametrize(
+    "damage", ["    - evil.example.com\n", "name: other\n", "host_services: [{name: x, port: 1}]\n"]
+)
+def test_an_edit_that_would_say_something_else_is_not_made(
+    policy: LoadedPolicy, again: Again, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    right = policyedit.add_entry
+    monkeypatch.setattr(policyedit, "add_entry", lambda text, new: right(text, new) + damage)
+    with pytest.raises(PolicyError, match="would not say what it should") as caught:
+        save(policy, "b.example.com", (443,), again)
+    assert "yourself: - b.example.com" in (caught.value.hint or "")
+    assert policy.path.read_text() == POLICY
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_directory_that_cannot_be_written_is_told(policy: LoadedPolicy, again: Again) -> None:
+    policy.path.parent.chmod(0o500)
+    try:
+        with pytest.raises(CorralError, match="cannot write"):
+            save(policy, "b.example.com", (443,), again)
+    finally:
+        policy.path.parent.chmod(0o700)
