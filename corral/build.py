@@ -125,7 +125,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     from agent_image.builder import build
     from agent_image.runner import SubprocessRunner
 
-    loaded, user, console = invocation.loaded, invocation.user, invocation.console
+    loaded, user, console = invocation.approved, invocation.user, invocation.console
     suite = suite_of(loaded.policy.build.base_image)
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
     for note in host.notes:

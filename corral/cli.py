@@ -76,6 +76,7 @@ def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
 def _guarded(arguments: list[str]) -> int:
     import typer
 
+    import corral.policycommands  # noqa: F401 - adds its commands
     from corral.commands import app, verbose
     from corral.oserrors import DISK, translate, unwritten
     from policy.errors import CorralError

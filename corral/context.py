@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,16 +87,53 @@ def new_session() -> str:
 
 @dataclass(frozen=True)
 class Invocation:
-    """See the module. Everything expensive is made when it is first asked for."""
+    """See the module. Everything expensive is made when it is first asked for.
+
+    ``accepted`` is the hash of a policy that its user named, ``ask`` puts a question to the user; None: there
+    is none.
+    """
 
     user: User
     cwd: Path
     console: Console
+    accepted: str | None = None
+    ask: Callable[[str], bool] | None = None
 
     @cached_property
     def loaded(self) -> LoadedPolicy:
         """The project's policy; PolicyError when there is none or it is invalid."""
         return load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+
+    @cached_property
+    def approved(self) -> LoadedPolicy:
+        """The project's policy, for what builds, starts or executes: its user has approved it.
+
+        Raises:
+            PolicyError: there is none, it is invalid, or it allows more than was approved.
+            CorralError: the approval cannot be recorded.
+        """
+        from corral import approval
+
+        loaded = self.loaded
+        approval.approve(
+            loaded,
+            self.read_paths,
+            accepted=self.accepted,
+            ask=self.ask,
+            tell=self.console.tell,
+            # The state directory is made when there is something to record, not by looking.
+            record=lambda found: approval.write(self.paths, found, loaded.project),
+        )
+        return loaded
+
+    @property
+    def read_paths(self) -> StatePaths:
+        """Where the sandbox keeps its files; nothing is made.
+
+        Raises:
+            CorralError: they are a newer corral's.
+        """
+        return StatePaths(self.data / self.loaded.sandbox.id)
 
     @cached_property
     def paths(self) -> StatePaths:

@@ -1,17 +1,37 @@
-"""``corral init``: a corral.yaml to start from."""
+"""``corral init``: a corral.yaml to start from, approved as it is written."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from corral import oserrors
+from corral import approval, oserrors
+from corral.context import Invocation
 from policy.errors import CorralError, PolicyError
 from policy.init import starter
 from policy.loader import FILE
+from policy.revision import revision
 
 
-def init(directory: Path, profile: str) -> Path:
+def init(invocation: Invocation, profile: str) -> Path:
+    """Write a starter policy into the working directory, approve it, and return its path.
+
+    Raises:
+        PolicyError: there is one already, no such profile, or the directory cannot be a project.
+        CorralError: it cannot be written.
+    """
+    file = write(invocation.cwd, profile)
+    try:
+        loaded = invocation.loaded
+        # What was just written is what its user asked for, in these words.
+        approval.write(invocation.paths, revision(loaded), loaded.project)
+    except CorralError:
+        file.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def write(directory: Path, profile: str) -> Path:
     """Write a starter policy into a directory and return its path.
 
     Raises:

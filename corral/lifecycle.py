@@ -87,12 +87,12 @@ def prepare(invocation: Invocation) -> Prepared:
 
     Raises:
         CorralError: the user is root.
-        PolicyError: the policy or its env_file.
+        PolicyError: the policy or its env_file, or it allows more than its user approved.
         EnforcerError: nothing would be enforced; nothing has been made.
         EngineError, CorralError: Docker or systemd refused.
     """
     refuse_root(invocation.user)
-    loaded, console = invocation.loaded, invocation.console
+    loaded, console = invocation.approved, invocation.console
     secrets = read_secrets(loaded, invocation.user.uid)
     invocation.check_enforcer()
     built = ensure_image(invocation)
@@ -154,7 +154,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
         NotReadyError: its policy could not be made true; it was not started and is gone.
         EngineError, EnforcerError, CorralError: a step failed; nothing of it is left.
     """
-    api, loaded, paths = invocation.api, invocation.loaded, invocation.paths
+    api, loaded, paths = invocation.api, invocation.approved, invocation.paths
     made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session)
     with _undone(invocation, made):
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))

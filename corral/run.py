@@ -29,7 +29,7 @@ def detect_terminal() -> Terminal:
 
 def run(invocation: Invocation, given: Sequence[str]) -> int:
     """Run the harness, or the given command, in a new session; return its exit code."""
-    return _session(invocation, "run", command(invocation.loaded, given))
+    return _session(invocation, "run", command(invocation.approved, given))
 
 
 def shell(invocation: Invocation) -> int:
@@ -38,7 +38,7 @@ def shell(invocation: Invocation) -> int:
 
 
 def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int:
-    if invocation.loaded.policy.mode != "run":
+    if invocation.approved.policy.mode != "run":
         raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
     request = Request(purpose, argv, new_session(), detect_terminal())
     prepared = prepare(invocation)

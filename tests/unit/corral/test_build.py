@@ -135,7 +135,7 @@ def test_the_image_s_sandbox_remembers_its_project(
 def test_the_policy_s_own_mirror_wins(
     invocation: Invocation, built: list[dict[str, Any]], loaded_of: Callable[[str], LoadedPolicy]
 ) -> None:
-    invocation.__dict__["loaded"] = loaded_of(
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = loaded_of(
         "profile: opencode\nname: demo\nbuild: {npm_registry: https://npm.example, proxy: {http: ''}}\n"
     )
     assert module.build(invocation, force=True).endswith("built (0123456789ab)")

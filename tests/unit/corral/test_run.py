@@ -37,7 +37,7 @@ def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
     policy = loaded.policy.model_copy(update={"mode": "daemon"})
     from dataclasses import replace
 
-    invocation.__dict__["loaded"] = replace(loaded, policy=policy)
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(loaded, policy=policy)
     with pytest.raises(PolicyError, match="mode is daemon"):
         run.shell(invocation)
 

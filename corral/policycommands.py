@@ -1,0 +1,91 @@
+"""``corral policy ...``: the policy itself, and which revision of it is approved."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.commands import Json, _finish, _invocation, _print, app
+
+if TYPE_CHECKING:
+    from corral.approval import Pending
+    from corral.context import Invocation
+
+policy_app = typer.Typer(
+    name="policy",
+    help="Look at this directory's policy, and approve it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(policy_app)
+
+
+def _pending(invocation: Invocation) -> Pending:
+    from corral.approval import pending
+
+    return pending(invocation.loaded, invocation.read_paths)
+
+
+@policy_app.command("hash")
+def hash_() -> None:
+    """Print the hash of what the policy allows: resolved paths and the profile's names, not comments.
+
+    Example: corral run --accept-policy "$(corral policy hash)"
+    """
+
+    def action() -> None:
+        from policy.revision import revision
+
+        _print(revision(_invocation().loaded).sha256)
+
+    _finish(action)
+
+
+@policy_app.command()
+def diff(as_json: Json = False) -> None:
+    """Show what of the policy is not approved; exit 1 when it allows more than was.
+
+    '+' is new, '-' is gone, '~' is different.
+    """
+
+    def action() -> int:
+        found = _pending(_invocation())
+        if as_json:
+            rows = [
+                {"sign": change.sign, "text": change.text, "widens": change.widens}
+                for change in found.changes
+            ]
+            approved = None if found.old is None else found.old.sha256
+            body = {"approved": approved, "policy": found.new.sha256, "widens": found.widens, "changes": rows}
+            _print(json.dumps(body, indent=2))
+        elif not found.changes:
+            _print("the policy is approved as it is")
+        else:
+            told = {True: "  (allows more)", False: ""}
+            _print("\n".join(change.line() + told[change.widens] for change in found.changes))
+        return int(found.widens)
+
+    _finish(action)
+
+
+@policy_app.command()
+def accept(
+    sha: Annotated[str, typer.Argument(metavar="SHA", help="What corral policy hash prints.")],
+) -> None:
+    """Approve the policy without building or starting anything.
+
+    Example: corral policy diff; corral policy accept "$(corral policy hash)"
+    """
+
+    def action() -> None:
+        from corral import approval
+
+        invocation = _invocation()
+        found = _pending(invocation)
+        approval.check_sha(found.new, sha)
+        approval.write(invocation.paths, found.new, invocation.loaded.project)
+        _print(f"approved {invocation.loaded.path} ({found.new.sha256[:12]})")
+
+    _finish(action)
