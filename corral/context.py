@@ -17,7 +17,7 @@ from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.session import User
 from policy import versions
-from policy.errors import CorralError, EnforcerError
+from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, load
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from enforcer.client import Client, Config
 
 _ZONEINFO = re.compile(r"(?:.*/)?zoneinfo/(?:posix/|right/)?(.+)")
+IMAGE_VARIABLE = "CORRAL_SANDBOX_IMAGE"
 _GIT_KEYS = ("name", "email")
 
 
@@ -114,6 +115,8 @@ class Invocation:
         """
         from corral import approval
 
+        if self.user.environ.get(IMAGE_VARIABLE):
+            raise PolicyError(f"{IMAGE_VARIABLE}: using an existing image is not available yet", "unset it")
         loaded = self.loaded
         approval.approve(
             loaded,

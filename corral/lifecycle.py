@@ -39,11 +39,15 @@ class Prepared:
 
 @dataclass
 class _Made:
-    """What has to be undone. ``ident`` is empty until Docker has told it."""
+    """What has to be undone. ``ident`` is empty until Docker has told it.
+
+    ``keep``: after an ordinary end the container and its files stay.
+    """
 
     name: str
     session: str
     ident: str = ""
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,8 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
         EngineError, EnforcerError, CorralError: a step failed; nothing of it is left.
     """
     api, loaded, paths = invocation.api, invocation.approved, invocation.paths
-    made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session)
+    keep = loaded.policy.keep and request.purpose != "verify"
+    made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session, keep=keep)
     with _undone(invocation, made):
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         with network.locked(paths.root / "addresses.lock"):
@@ -214,11 +219,19 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
         failed = False
     finally:
         with signals_held():
-            problems = _undo(invocation, made)
+            problems = _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
             raise problems[0]
+
+
+def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
+    """Leave the container for who wants to look at it; what it could reach goes."""
+    with contextlib.suppress(EnforcerError):
+        invocation.enforcer.withdraw(made.ident)
+    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    return []
 
 
 def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:

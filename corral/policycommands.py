@@ -22,6 +22,21 @@ policy_app = typer.Typer(
 app.add_typer(policy_app)
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of corral.yaml, for editors.
+
+    Example: corral schema > corral.schema.json
+    """
+
+    def action() -> None:
+        from policy.reference import schema_text
+
+        _print(schema_text().rstrip("\n"))
+
+    _finish(action)
+
+
 def _pending(invocation: Invocation) -> Pending:
     from corral.approval import pending
 

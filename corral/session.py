@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.state import EMPTY
-from policy.container import HOME, Limits, Mount, SessionSpec
+from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
@@ -17,6 +17,7 @@ from policy.loader import LoadedPolicy
 SERVICE = "main"
 SESSION_VARIABLE = "CORRAL_SESSION_ID"
 GATE_VARIABLE = "CORRAL_GATE"
+WORKSPACE_VARIABLE = "CORRAL_WORKSPACE"
 SHELL = ("/bin/bash",)
 
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -108,6 +109,8 @@ def environment(
         SESSION_VARIABLE: request.session,
         GATE_VARIABLE: gate(loaded.declaration, outside),
     }
+    if loaded.workspace:
+        own[WORKSPACE_VARIABLE] = WORKSPACE
     return {**env, **secrets, **loaded.profile.env, **own}
 
 
@@ -131,7 +134,8 @@ def mounts(loaded: LoadedPolicy, paths: StatePaths, session: str) -> tuple[Mount
         Mount(str(paths.managed / directory.path), f"{HOME}/{directory.path}", read_only=True)
         for directory in profile.managed_dirs
     )
-    return (home, *loaded.mounts, *state, *managed, *shadows)
+    workspace = (Mount(str(paths.workspace), WORKSPACE),) if loaded.workspace else ()
+    return (home, *loaded.mounts, *workspace, *state, *managed, *shadows)
 
 
 def workdir(loaded: LoadedPolicy, start: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from policy.problems import Location, Problem, show
-from policy.schema import AllowEntry, Build, Egress, Limits, Mounts, Policy, Proxy, Secrets, Service
+from policy.schema import AllowEntry, Build, Egress, Hooks, Limits, Mounts, Policy, Proxy, Secrets, Service
 from policy.urls import redact
 from policy.yamltree import Document
 
@@ -20,6 +20,7 @@ _MODELS: dict[Location, type[BaseModel]] = {
     ("host_services", 0): Service,
     ("secrets",): Secrets,
     ("limits",): Limits,
+    ("hooks",): Hooks,
     ("build",): Build,
     ("build", "proxy"): Proxy,
 }

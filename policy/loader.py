@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import profiles
-from policy.container import Mount
+from policy.container import WORKSPACE, Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
 from policy.explain import explain, shown_text
@@ -60,11 +60,17 @@ class LoadedPolicy:
         return self.profile.baked_files(self.options)
 
     @property
+    def workspace(self) -> bool:
+        """Whether the sandbox has a directory of its own to write to, because its project is read-only."""
+        return self.policy.mode == "run" and self.policy.mounts.project == "ro"
+
+    @property
     def mounts(self) -> tuple[Mount, ...]:
         """What the policy mounts: the project (in run mode), then rw, then ro; same path on both sides."""
         project = (self.project,) if self.policy.mode == "run" else ()
         return (
-            *(Mount(str(path), str(path)) for path in (*project, *self.rw)),
+            *(Mount(str(path), str(path), read_only=self.workspace) for path in project),
+            *(Mount(str(path), str(path)) for path in self.rw),
             *(Mount(str(path), str(path), read_only=True) for path in self.ro),
         )
 
@@ -187,6 +193,7 @@ class _Reading:
         self.ro: tuple[Path, ...] = ()
         self.env_file: Path | None = None
         self.ca_certificates: tuple[str, ...] = ()
+        self.pre_launch: tuple[str, ...] = ()
 
     def run(self) -> Policy | None:
         """Return the policy, or None when there are problems."""
@@ -206,10 +213,13 @@ class _Reading:
         self.check_mounts(tree)
         self.check_env_file(tree)
         self.check_certificates(tree)
+        self.check_hooks(tree)
+        self.check_approvals(tree)
         if policy is None or self.problems:
             return None
         build = policy.build.model_copy(update={"ca_certificates": self.ca_certificates})
-        return policy.model_copy(update={"build": build})
+        hooks = policy.hooks.model_copy(update={"pre_launch": self.pre_launch})
+        return policy.model_copy(update={"build": build, "hooks": hooks})
 
     def check_profile(self, tree: Mapping[str, Any]) -> None:
         name = tree.get("profile")
@@ -267,6 +277,15 @@ class _Reading:
             for problem in (self.finding(finding),)
         ]
 
+        if run_mode and mounts.get("project") == "ro":
+            self.check_workspace()
+
+    def check_workspace(self) -> None:
+        for path in (self.project, *map(str, (*self.rw, *self.ro))):
+            if is_within(path, WORKSPACE) or is_within(WORKSPACE, path):
+                what = f"{path} would meet {WORKSPACE}, where this sandbox writes"
+                self.add(("mounts", "project"), what, f"move what lies in {WORKSPACE}, or use rw")
+
     def check_env_file(self, tree: Mapping[str, Any]) -> None:
         secrets = tree.get("secrets")
         text = secrets.get("env_file") if isinstance(secrets, dict) else None
@@ -302,8 +321,48 @@ class _Reading:
             path = self.guard.probe.resolve(expanded)
             if self.guard.probe.kind(path) != "file":
                 self.add(at, "not a file", "name a PEM file", text)
+            inside = self.writable(tree, path)
+            if inside is not None:
+                self.add(at, f"lies in {inside}, where the agent could replace it", "move it elsewhere", text)
             found.append(path)
         self.ca_certificates = tuple(found)
+
+    def writable(self, tree: Mapping[str, Any], path: str) -> str | None:
+        """Return the directory an agent can write that ``path`` lies in."""
+        mounts = tree.get("mounts")
+        project = mounts.get("project", "rw") if isinstance(mounts, dict) else "rw"
+        places = [*map(str, self.rw)]
+        if tree.get("mode", "run") != "daemon" and project != "ro":
+            places.append(self.project)
+        return next((place for place in places if is_within(path, place)), None)
+
+    def check_hooks(self, tree: Mapping[str, Any]) -> None:
+        """Resolve the program of a hook: it runs on this host, so no agent may have written it."""
+        hooks = tree.get("hooks")
+        words = list(_texts(hooks.get("pre_launch"))) if isinstance(hooks, dict) else []
+        if not words or any(word is None for word in words):
+            return
+        at: Location = ("hooks", "pre_launch", 0)
+        expanded = expand(words[0] or "", self.home)
+        if isinstance(expanded, Refusal):
+            self.add(at, f"the program is {expanded.what}", expanded.fix)
+            return
+        path = self.guard.probe.resolve(expanded)
+        if self.guard.probe.kind(path) != "file":
+            self.add(at, "not a file", "name the program of this host by its whole path")
+        inside = self.writable(tree, path)
+        if inside is not None:
+            self.add(at, f"lies in {inside}, where the agent could replace it", "move it elsewhere")
+        self.pre_launch = (path, *(word or "" for word in words[1:]))
+
+    def check_approvals(self, tree: Mapping[str, Any]) -> None:
+        wanted = tree.get("approvals")
+        if self.profile is None or self.options is None or wanted not in ("ask", "auto", "off"):
+            return
+        try:
+            self.options = self.profile.with_approvals(self.options, wanted)
+        except ValueError as error:
+            self.add(("approvals",), str(error), "remove one of the two")
 
     def finding(self, finding: Finding) -> Problem:
         at: Location = ("mounts", finding.access, finding.index)

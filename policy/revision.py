@@ -36,6 +36,7 @@ Grant = tuple[str, str]
 READ, WRITE, REACH, SERVICE, SECRETS, NETWORK = "read", "write", "reach", "host-service", "secrets", "network"
 HOST_NETWORK: Grant = (NETWORK, "all of this host's")
 EFFORT: Grant = ("limits", "start without a limit that this host cannot keep")
+KEEP: Grant = ("keep", "containers after their session")
 UNPROTECTED: Grant = ("protect", "leave files that this host executes unprotected")
 
 # What a name may have beside its ports: it says when a session starts, not what it reaches.
@@ -43,12 +44,13 @@ _NAME_FIELDS = frozenset({"host", "ports", "optional", "liveness"})
 # Keys that grants and amounts are made of, and the name, which tells which sandbox this is.
 _HANDLED: dict[str, frozenset[str] | None] = {
     "name": None,
-    "mounts": frozenset({"rw", "ro"}),
+    "mounts": frozenset({"rw", "ro", "project"}),
     "egress": frozenset({"mode", "allow", "profile_defaults"}),
     "host_services": None,
     "secrets": frozenset({"env_file"}),
     "limits": frozenset({"pids", "memory", "cpus", "best_effort"}),
     "protect": None,
+    "keep": None,
 }
 _USERINFO = re.compile(r"//[^/\s@]*@")
 
@@ -162,7 +164,9 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
         yield SECRETS, str(loaded.env_file)
     if policy.limits.best_effort:
         yield EFFORT
-    if not getattr(policy, "protect", True):
+    if policy.keep:
+        yield KEEP
+    if not policy.protect:
         yield UNPROTECTED
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,9 @@ def test_init_leaves_nothing_where_no_project_can_be(
     assert main(["init"]) == 2
     assert "refusing to mount your home directory" in capsys.readouterr().err
     assert not (home / "corral.yaml").exists()
+
+
+def test_an_image_of_the_environment_is_refused_and_not_ignored(invocation: Invocation, user: User) -> None:
+    user = replace(user, environ={**user.environ, "CORRAL_SANDBOX_IMAGE": "debian:12"})
+    with pytest.raises(PolicyError, match="CORRAL_SANDBOX_IMAGE: using an existing image is not available"):
+        _ = Invocation(user, invocation.cwd, invocation.console).approved

@@ -72,7 +72,9 @@ def policies() -> st.SearchStrategy[Raw]:
     return section(
         name=st.sampled_from(("demo", "other")),
         mode=st.sampled_from(("run", "daemon")),
-        mounts=section(rw=access, ro=access),
+        mounts=section(rw=access, ro=access, project=st.sampled_from(("rw", "ro"))),
+        keep=st.booleans(),
+        protect=st.booleans(),
         egress=section(allow=st.lists(entries(), max_size=3), profile_defaults=st.booleans()),
         host_services=services.map(lambda ports: [{"name": f"s{port}", "port": port} for port in ports]),
         secrets=section(env_file=st.sampled_from(("/home/me/one.env", "/home/me/two.env"))),
@@ -103,10 +105,11 @@ def capabilities(raw: Raw) -> set[tuple[Any, ...]]:
     mounts, egress = raw.get("mounts", {}), raw.get("egress", {})
     mode = raw.get("mode", "run")
     for path in (PROJECT, *PATHS):
-        writable = path in mounts.get("rw", ()) or (path == PROJECT and mode == "run")
+        own = path == PROJECT and mode == "run"
+        writable = path in mounts.get("rw", ()) or (own and mounts.get("project", "rw") == "rw")
         if writable:
             found.add(("can write", path))
-        if writable or path in mounts.get("ro", ()):
+        if writable or own or path in mounts.get("ro", ()):
             found.add(("can read", path))
     for host, port in itertools.product(HOSTS, PORTS):
         for entry in egress.get("allow", ()):
@@ -128,8 +131,12 @@ def capabilities(raw: Raw) -> set[tuple[Any, ...]]:
         if limits.get("cpus", 1e9) >= (1e9 if number == "all" else number)
     }
     found |= {("pids", number) for number in PIDS if limits.get("pids", 4096) >= number}
-    if limits.get("best_effort"):
-        found.add(("starts without limits",))
+    for allowed, what in (
+        (limits.get("best_effort", False), "starts without limits"),
+        (raw.get("keep", False), "stays"),
+        (not raw.get("protect", True), "writes what the host executes"),
+    ):
+        found |= {(what,)} if allowed else set()
     return found
 
 
@@ -234,7 +241,13 @@ def test_every_key_of_the_schema_has_a_part_in_the_revision() -> None:
         "build": {"base_image": "x"},
         "profile_options": {"opencode": {"config": {"a": 1}}},
         "background": ["x"],
+        "keep": True,
+        "hooks": {"pre_launch": ["/usr/bin/true"]},
+        "approvals": "off",
+        "protect": False,
     }
-    assert {"profile", "name", *changed} == set(Policy.model_fields)
+    # Keys with a single value so far.
+    fixed = {"image", "runtime"}
+    assert {"profile", "name", *fixed, *changed} == set(Policy.model_fields)
     for key, value in changed.items():
         assert revision(loaded({key: value})) != revision(loaded(base)), key
