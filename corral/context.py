@@ -19,7 +19,8 @@ from corral.session import User
 from policy import versions
 from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
-from policy.loader import LoadedPolicy, find, load
+from policy.loader import LoadedPolicy, find, guard, load
+from policy.mounts import Guard
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient
@@ -128,6 +129,11 @@ class Invocation:
             record=lambda found: approval.write(self.paths, found, loaded.project),
         )
         return loaded
+
+    @property
+    def guard(self) -> Guard:
+        """What refuses mounts, with the file system as it is now."""
+        return guard(self.user.home, dict(self.user.environ))
 
     @property
     def read_paths(self) -> StatePaths:

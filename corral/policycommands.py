@@ -37,6 +37,25 @@ def schema() -> None:
     _finish(action)
 
 
+@app.command()
+def revert(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="As it was told when the session ended.")],
+) -> None:
+    """Put back files that a session changed and this host executes, as they were before it.
+
+    A file that was changed again since is put back all the same.
+    """
+
+    def action() -> None:
+        from corral import protect
+
+        invocation = _invocation()
+        for line in protect.revert(protect.record_of(invocation.data, invocation.cwd, session)):
+            _print(line)
+
+    _finish(action)
+
+
 def _pending(invocation: Invocation) -> Pending:
     from corral.approval import pending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from corral import gitdirs, hooks, terminal
+from corral import gitdirs, hooks, protect, terminal
 from corral.attach import Streams, attach
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
@@ -46,7 +46,16 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
     user = invocation.user
     with invocation.console.step("pre-launch hook", minor=True):
         hooks.pre_launch(invocation.approved, environ=user.environ, home=user.home, session=request.session)
-    with created(invocation, prepared, request) as session:
+    with (
+        protect.reported(
+            invocation.approved,
+            invocation.paths,
+            request.session,
+            user.environ,
+            invocation.console.warn_block,
+        ),
+        created(invocation, prepared, request) as session,
+    ):
         return connect_and_run(invocation, session, request.terminal)
 
 

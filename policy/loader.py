@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
@@ -27,6 +28,7 @@ from policy.yamltree import Document, parse
 
 FILE = "corral.yaml"
 MAX_SIZE = 65536
+DAEMON = Path("/etc/docker/daemon.json")
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,7 @@ def load(
             str(file), [Problem((), "not UTF-8 text", fix="save it as UTF-8", line=line)]
         ) from error
     document = parse(text)
-    programs = _own_programs() if own is None else own
-    reading = _Reading(
-        document, project, str(home), Guard(str(home), environ, probe or RealProbe(), programs)
-    )
+    reading = _Reading(document, project, str(home), guard(home, environ, probe, own))
     policy = reading.run()
     if policy is None or reading.profile is None or reading.options is None:
         raise to_error(str(file), reading.problems)
@@ -148,6 +147,24 @@ def load(
         ro=reading.ro,
         env_file=reading.env_file,
     )
+
+
+def guard(
+    home: Path, environ: Mapping[str, str], probe: Probe | None = None, own: Iterable[str] | None = None
+) -> Guard:
+    """Return what refuses single paths for this user; see ``load``."""
+    programs = (*_own_programs(), *docker_roots(DAEMON)) if own is None else own
+    return Guard(str(home), environ, probe or RealProbe(), programs)
+
+
+def docker_roots(configuration: Path) -> tuple[str, ...]:
+    """Return where Docker keeps its files when that was moved; what cannot be read moved nothing."""
+    try:
+        body = json.loads(configuration.read_text(encoding="utf-8"))
+        found = [body.get(key) for key in ("data-root", "graph", "exec-root")]
+    except (OSError, ValueError, AttributeError):
+        return ()
+    return tuple(path for path in found if isinstance(path, str) and path.startswith("/"))
 
 
 def _own_programs() -> tuple[str, ...]:

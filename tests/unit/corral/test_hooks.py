@@ -95,6 +95,6 @@ def test_a_read_only_project_comes_with_a_workspace(invocation: Invocation, load
     assert not found[WORKSPACE].read_only
     assert Path(found[WORKSPACE].source).is_dir()
     request = Request("run", ("agent",), "0a1b2c3d", NO_TERMINAL)
-    assert environment(loaded, invocation.user, request, {}, OUTSIDE)[WORKSPACE_VARIABLE] == WORKSPACE
+    assert environment(loaded, invocation.user, request, OUTSIDE, ())[WORKSPACE_VARIABLE] == WORKSPACE
     plain = replace(loaded, policy=loaded_of(POLICY).policy)
     assert WORKSPACE not in {mount.target for mount in mounts(plain, invocation.paths, "0a1b2c3d")}

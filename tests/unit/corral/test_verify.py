@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -13,7 +14,7 @@ from corral.context import Invocation
 from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
-from policy.container import Limits
+from policy.container import Limits, Mount
 from policy.errors import EngineError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -256,3 +257,31 @@ def test_limits_of_an_earlier_policy_are_a_difference_and_discarded_ones_are_not
         inspect = docker_engine.inspect_container(session.ident)
         told = verify.started_differently(invocation, inspect, prepared.limits)
     assert ("PidsLimit" in told) == stale
+
+
+@pytest.mark.parametrize(
+    ("below", "read_only", "moved", "stale"),
+    [
+        (".git/hooks", True, False, False),
+        (".git/hooks", False, False, True),
+        (".git/hooks", True, True, True),
+        ("../beside", True, False, True),
+        (".", True, False, True),
+    ],
+)
+def test_closing_a_part_of_what_is_writable_is_no_other_policy_and_anything_else_is(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    below: str,
+    read_only: bool,
+    moved: bool,
+    stale: bool,
+) -> None:
+    place = os.path.normpath(invocation.loaded.project / below)
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        mount = Mount("/elsewhere" if moved else place, place, read_only=read_only)
+        docker_engine.containers_by_id[session.ident]["Body"]["HostConfig"]["Mounts"].append(mount.body())
+        inspect = docker_engine.inspect_container(session.ident)
+        told = verify.started_differently(invocation, inspect, prepared.limits)
+    assert bool(told) == stale

@@ -12,7 +12,7 @@ import pytest
 from policy.container import Mount
 from policy.errors import PolicyError
 from policy.identity import sandbox_for
-from policy.loader import MAX_SIZE, find, load
+from policy.loader import MAX_SIZE, docker_roots, find, load
 
 if TYPE_CHECKING:
     from conftest import FakeProbe, Workspace
@@ -406,3 +406,13 @@ def test_approvals_become_the_harness_s_own_switch(workspace: Workspace, approva
     assert json.loads(baked.content)["permission"]["bash"] == bash
     (baked,) = workspace.load("profile: opencode\n").baked
     assert "permission" not in json.loads(baked.content)
+
+
+def test_a_root_of_docker_that_was_moved_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    assert docker_roots(file) == ()
+    for text in ("", "[]", "{", '{"data-root": 1}', '{"data-root": "relative"}'):
+        file.write_text(text)
+        assert docker_roots(file) == ()
+    file.write_text('{"data-root": "/data/docker", "exec-root": "/data/exec"}')
+    assert docker_roots(file) == ("/data/docker", "/data/exec")
