@@ -38,6 +38,30 @@ def schema() -> None:
 
 
 @app.command()
+def render(
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with what is built; exit 1 when it differs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what the policy becomes: Dockerfile, labels, mounts, network, kernel entries. Changes nothing."""
+
+    def action() -> int:
+        from corral import render as view
+
+        invocation = _invocation()
+        if check:
+            found = view.differences(invocation)
+            _print(json.dumps({"differences": found}, indent=2) if as_json else view.checked(found))
+            return int(bool(found))
+        rendered = view.rendered(invocation)
+        _print(json.dumps(rendered, indent=2) if as_json else view.text(rendered))
+        return 0
+
+    _finish(action)
+
+
+@app.command()
 def revert(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="As it was told when the session ended.")],
 ) -> None:

@@ -38,15 +38,21 @@ def trees(loaded: LoadedPolicy) -> list[str]:
 
 def read_only(loaded: LoadedPolicy) -> tuple[Mount, ...]:
     """Return the mounts that close directories of hooks; a missing one is made, else an agent would."""
-    found = []
     for tree in trees(loaded):
         for directory in watched.hook_directories(tree):
             _make(directory)
-            # What is something else than a directory is for the report.
-            if watched.kind(directory) == stat.S_IFDIR:
-                found.append(Mount(directory, directory, read_only=True))
-    # What contains another comes first.
-    return tuple(sorted(found, key=lambda mount: mount.target))
+    return closed(loaded)
+
+
+def closed(loaded: LoadedPolicy) -> tuple[Mount, ...]:
+    """Return the mounts that close the directories of hooks that there are."""
+    directories = {directory for tree in trees(loaded) for directory in watched.hook_directories(tree)}
+    # What is something else than a directory is for the report. What contains another comes first.
+    return tuple(
+        Mount(directory, directory, read_only=True)
+        for directory in sorted(directories)
+        if watched.kind(directory) == stat.S_IFDIR
+    )
 
 
 def _make(directory: str) -> None:
