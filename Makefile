@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test test-unit test-all test-smoke soak demo lab lab-shell lab-down lint format clean
+.PHONY: help venv test test-unit test-all test-smoke soak fuzz demo lab lab-shell lab-down lint format clean
 
 help:
 	@echo "make demo       the main job in the lab: a real agent in a sandbox, and what it could not reach"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all   everything, on every engine (ENGINES=\"trixie bookworm sid\"); writes docs/results/"
 	@echo "make test-smoke a few system tests on another engine (ENGINE=bookworm)"
 	@echo "make soak       a million steps of the service against a host that fails in every way"
+	@echo "make fuzz       100,000 damaged policies"
 	@echo "make lab        bring the lab up and keep it (lab-shell, lab-down)"
 
 venv: $(STAMP)
@@ -37,6 +38,9 @@ test-smoke: $(STAMP)
 soak: $(STAMP)
 	CORRAL_MACHINE_SEED=random CORRAL_MACHINE_STEPS=1000000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -q \
 		tests/unit/enforcer/machine/test_machine.py tests/unit/enforcer/test_pins_interleavings.py
+
+fuzz: $(STAMP)
+	CORRAL_FUZZ=100000 $(BIN)/python -m pytest -q tests/unit/policy/test_fuzz_volume.py
 
 demo: $(STAMP)
 	$(BIN)/python -m tests.demo
