@@ -162,6 +162,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
         if not announced:
             announced = True
             console.tell(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
+            console.detail("a build has the network of the engine: the sandbox's rules are not for it")
             for warning in unreachable_proxies(proxies):
                 console.warn(warning)
         console.detail(line)

@@ -41,6 +41,7 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
     if invocation.approved.policy.mode != "run":
         raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
     request = Request(purpose, argv, new_session(), detect_terminal())
+    say_where(invocation)
     prepared = prepare(invocation)
     warn_of_git(invocation)
     user = invocation.user
@@ -57,6 +58,16 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
         created(invocation, prepared, request) as session,
     ):
         return connect_and_run(invocation, session, request.terminal)
+
+
+def say_where(invocation: Invocation) -> None:
+    """Say what is mounted when that is more than the directory the user is in."""
+    loaded = invocation.approved
+    if invocation.cwd != loaded.project:
+        access = "read-only" if loaded.workspace else "read-write"
+        invocation.console.tell(
+            f"the policy is {loaded.path}, so all of {loaded.project} is mounted {access}"
+        )
 
 
 def warn_of_git(invocation: Invocation) -> None:
