@@ -198,7 +198,10 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Build although nothing changed.")] = False,
     accept: Accept = None,
 ) -> None:
-    """Build the sandbox's image, if what goes into it changed."""
+    """Build the sandbox's image, if what goes into it changed.
+
+    A build has the network of the engine: the sandbox's rules are not for it.
+    """
 
     def action() -> None:
         from corral.build import build as do_build

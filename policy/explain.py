@@ -78,6 +78,12 @@ def explain(
     return Problem(at, what, shown, fix, mark.line, mark.column)
 
 
+def known_keys(at: Location) -> frozenset[str]:
+    """Return the keys that the mapping at a location may have; none when it is not the schema's."""
+    model = _MODELS.get(at)
+    return frozenset(model.model_fields if model is not None else ())
+
+
 def shown_text(at: Location, text: str | None) -> str | None:
     """Return the text of a value as far as it may be shown."""
     if text is None or (at and at[0] in _CONFIDENTIAL):

@@ -18,7 +18,7 @@ from policy import profiles
 from policy.container import WORKSPACE, Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
-from policy.explain import explain, shown_text
+from policy.explain import explain, known_keys, shown_text
 from policy.identity import Sandbox, sandbox_for
 from policy.mounts import Finding, Guard, Probe, RealProbe, Refusal, check, expand, is_within
 from policy.problems import Location, Problem, to_error
@@ -406,10 +406,16 @@ def _texts(value: Any) -> Iterator[str | None]:
             yield entry if isinstance(entry, str) else None
 
 
-def _without_nulls(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree without keys that have no value: a section with every line commented out is absent."""
+def _without_nulls(tree: dict[str, Any], at: Location = ()) -> dict[str, Any]:
+    """Return the tree without known keys that have no value, such as a section whose lines are all comments.
+
+    A key that nobody knows stays, and is reported.
+    """
+    known = known_keys(at)
     return {
-        key: _without_nulls(value) if isinstance(value, dict) and key != "profile_options" else value
+        key: _without_nulls(value, (*at, key))
+        if isinstance(value, dict) and key != "profile_options"
+        else value
         for key, value in tree.items()
-        if value is not None
+        if value is not None or key not in known
     }
