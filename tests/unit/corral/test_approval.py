@@ -228,3 +228,27 @@ def test_an_image_of_the_environment_is_refused_and_not_ignored(invocation: Invo
     user = replace(user, environ={**user.environ, "CORRAL_SANDBOX_IMAGE": "debian:12"})
     with pytest.raises(PolicyError, match="CORRAL_SANDBOX_IMAGE: using an existing image is not available"):
         _ = Invocation(user, invocation.cwd, invocation.console).approved
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["policy"],
+        ["policy", "hash"],
+        ["policy", "diff"],
+        ["policy", "accept"],
+        ["schema"],
+        ["render"],
+        ["revert"],
+    ],
+)
+def test_each_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    assert "Usage: corral" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("shell")
+def test_the_schema_is_printed_without_a_policy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "corral.yaml").unlink()
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "corral.yaml"
