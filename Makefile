@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test test-unit test-all test-smoke soak bench demo lab lab-shell lab-down lint format clean
+.PHONY: help venv test test-unit test-all test-smoke soak bench fuzz demo lab lab-shell lab-down lint format clean
 
 help:
 	@echo "make demo       the main job in the lab: a real agent in a sandbox, and what it could not reach"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-smoke a few system tests on another engine (ENGINE=bookworm)"
 	@echo "make soak       a million steps of the service against a host that fails in every way"
 	@echo "make bench      how long things take; writes docs/results/bench.json"
+	@echo "make fuzz       100,000 damaged policies"
 	@echo "make lab        bring the lab up and keep it (lab-shell, lab-down)"
 
 venv: $(STAMP)
@@ -41,6 +42,9 @@ soak: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench
+
+fuzz: $(STAMP)
+	CORRAL_FUZZ=100000 $(BIN)/python -m pytest -q tests/unit/policy/test_fuzz_volume.py
 
 demo: $(STAMP)
 	$(BIN)/python -m tests.demo

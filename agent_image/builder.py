@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_image.buildlog import BuildLog, Progress
-from agent_image.context import LABEL_INPUTS, digest, write_context
+from agent_image.context import LABEL_INPUTS, digest, exclusive, write_sealed
 from agent_image.spec import ImageSpec
 from policy.errors import EngineError
 
@@ -90,10 +90,11 @@ def build(
     Raises:
         PolicyError: the inputs cannot be used.
         EngineError: Docker failed; the message ends with the last lines, the hint names the log.
-        CorralError: somebody else could write to the build directory.
+        CorralError: somebody else could write to the build directory, or something in it was changed.
     """
     # Even when nothing is built: what lies there is what the image was made from.
-    write_context(spec, directory)
+    with exclusive(directory):
+        write_sealed(spec, directory)
     inputs = digest(spec)
     present = _inspect(api, tag)
     if present and not force and _label(present) == inputs:

@@ -11,14 +11,17 @@ The directory is generated and disposable: it is replaced as a whole, and only w
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import ssl
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +30,13 @@ from agent_image.dockerfile import CHECKER, render
 from agent_image.spec import ImageSpec
 from policy.container import ENTRYPOINT
 from policy.errors import CorralError, PolicyError
+from policy.problems import show
 
 LABEL_INPUTS = "io.corral.inputs"
 DIRECTORY_MODE = 0o755
+
+Manifest = dict[str, tuple[int, str]]
+"""path -> (mode, SHA-256 of the content, empty for a directory)."""
 
 # glibc returns only the first address of a name in /etc/hosts without it.
 HOST_CONF = b"multi on\n"
@@ -109,6 +116,103 @@ def write_context(spec: ImageSpec, directory: Path) -> bool:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     return True
+
+
+def differences(spec: ImageSpec, directory: Path) -> list[str]:
+    """Return how what lies in ``directory`` differs from the context, a line each; writes nothing.
+
+    Raises:
+        PolicyError: see ``files``.
+        CorralError: the directory is not one that only this user could have written.
+    """
+    if not _is_ours(directory):
+        return [f"there is no {directory}"]
+    return _changes(_hashed(_expected(files(spec))), _hashed(_tree(directory)))
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Let no other build of the same sandbox touch the directory and its seal meanwhile.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with directory.with_name(directory.name + ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_sealed(spec: ImageSpec, directory: Path) -> bool:
+    """Do ``write_context``, unless something in the directory is not as it was written.
+
+    It would be written anew anyway; but somebody wanted another image, and that is worth knowing.
+
+    Raises:
+        PolicyError: see ``files``.
+        CorralError: see ``write_context``, and when something was changed: with what.
+        OSError: the disk refuses.
+    """
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    wanted = _hashed(_expected(files(spec)))
+    there = _hashed(_tree(directory)) if _is_ours(directory) else None
+    sealed = _read_seal(directory)
+    if there is not None and sealed and there not in sealed:
+        raise CorralError(
+            "\n".join(
+                [
+                    f"the build directory {directory} was tampered with:",
+                    *(f"  {line}" for line in _changes(sealed[-1], there)),
+                ]
+            ),
+            f"find out by what, then remove it: rm -r {directory}",
+        )
+    # Cut off anywhere, what lies there is one of the two.
+    if there != wanted:
+        _write_seal(directory, [*([there] if there is not None else []), wanted])
+    changed = write_context(spec, directory)
+    if [wanted] != sealed:
+        _write_seal(directory, [wanted])
+    return changed
+
+
+def _read_seal(directory: Path) -> list[Manifest]:
+    try:
+        body = json.loads(_seal_file(directory).read_text(encoding="utf-8"))
+        return [{str(path): (int(mode), str(digest)) for path, (mode, digest) in row.items()} for row in body]
+    except (OSError, ValueError, AttributeError, TypeError):
+        # Nothing was sealed yet, and what lies there is replaced.
+        return []
+
+
+def _write_seal(directory: Path, manifests: Iterable[Manifest]) -> None:
+    file = _seal_file(directory)
+    partial = file.with_name(file.name + ".new")
+    partial.write_text(json.dumps([dict(row) for row in manifests], sort_keys=True), encoding="utf-8")
+    partial.replace(file)
+
+
+def _seal_file(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".sealed")
+
+
+def _hashed(tree: Mapping[str, tuple[int, bytes | None]]) -> Manifest:
+    return {
+        path: (mode, "" if content is None else hashlib.sha256(content).hexdigest())
+        for path, (mode, content) in tree.items()
+    }
+
+
+def _changes(before: Manifest, after: Manifest) -> list[str]:
+    found = []
+    for path in sorted(before.keys() | after.keys()):
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            what = "new" if old is None else "removed" if new is None else "changed"
+            if old and new and old[1] == new[1]:
+                what = f"mode {old[0]:o} -> {new[0]:o}" if new[0] >= 0 else "another kind of file"
+            found.append(f"{what}: {show(path)}")
+    return found
 
 
 def certificates(texts: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -106,22 +106,16 @@ def read_certificates(files: Iterable[str]) -> list[bytes]:
     return found
 
 
-def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
-    """Build the sandbox's image unless it is there and nothing that goes into it changed.
+def inputs(invocation: Invocation, loaded: LoadedPolicy) -> tuple[ImageSpec, BuildEnvironment]:
+    """Return what the image of a policy is made from on this host, and how its build reaches the world.
 
     Raises:
-        PolicyError, EngineError, CorralError: see ``agent_image.builder.build``.
+        PolicyError: a value cannot be used.
+        EngineError: Docker does not answer.
     """
-    from agent_image.builder import build
-    from agent_image.runner import SubprocessRunner
-
-    loaded, user, console = invocation.loaded, invocation.user, invocation.console
+    user = invocation.user
     suite = suite_of(loaded.policy.build.base_image)
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
-    for note in host.notes:
-        console.detail(note)
-    for note in loaded.from_host.notes:
-        console.warn(f"egress.from_host: {note}")
     with errors("asking Docker for its architecture"):
         architecture = str(invocation.api.version()["Arch"])
     spec = image_spec(
@@ -132,6 +126,24 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
         host=host,
         certificates=read_certificates(host.ca_files),
     )
+    return spec, host
+
+
+def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
+    """Build the sandbox's image unless it is there and nothing that goes into it changed.
+
+    Raises:
+        PolicyError, EngineError, CorralError: see ``agent_image.builder.build``.
+    """
+    from agent_image.builder import build
+    from agent_image.runner import SubprocessRunner
+
+    loaded, user, console = invocation.approved, invocation.user, invocation.console
+    spec, host = inputs(invocation, loaded)
+    for note in host.notes:
+        console.detail(note)
+    for note in loaded.from_host.notes:
+        console.warn(f"egress.from_host: {note}")
     paths = invocation.paths
     state.remember_project(paths, loaded.project)
     proxies = build_proxies(host)
@@ -142,6 +154,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
         if not announced:
             announced = True
             console.tell(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
+            console.detail("a build has the network of the engine: the sandbox's rules are not for it")
             for warning in unreachable_proxies(proxies):
                 console.warn(warning)
         console.detail(line)

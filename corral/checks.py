@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from policy.container import HOME, NOFILE, TMPFS, Limits
+from policy.container import HOME, NOFILE, TMPFS, WORKSPACE, Limits
 from policy.loader import LoadedPolicy
 
 Status = Literal["ok", "fail", "skip"]
@@ -156,7 +156,11 @@ def expectations(
             *(mount.target for mount in loaded.mounts if mount.read_only),
             *(f"{HOME}/{managed.path}" for managed in profile.managed_dirs),
         ],
-        "state": [HOME, *(profile.state_path(directory) for directory in profile.state_dirs)],
+        "state": [
+            HOME,
+            *([WORKSPACE] if loaded.workspace else []),
+            *(profile.state_path(directory) for directory in profile.state_dirs),
+        ],
         "shadows": [f"{HOME}/{part}" for part in profile.shadow],
         "tmpfs": sorted(TMPFS),
         "limits": asked_limits(limits),

@@ -27,6 +27,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Accept = Annotated[
+    str | None,
+    typer.Option(
+        "--accept-policy",
+        metavar="SHA",
+        help="Approve the policy if this is its hash (corral policy hash).",
+        show_default=False,
+    ),
+]
 
 
 class _Settings:
@@ -50,11 +59,20 @@ def _console(*, quiet: bool = False) -> Console:
     )
 
 
-def _invocation(*, quiet: bool = False) -> Invocation:
+def _invocation(*, quiet: bool = False, accepted: str | None = None) -> Invocation:
     from corral.context import Invocation, current_user
     from corral.lifecycle import working_directory
+    from corral.terminal import STDERR, STDIN, is_terminal
 
-    return Invocation(current_user(os.environ), working_directory(), _console(quiet=quiet))
+    ask = _ask if is_terminal(STDIN) and is_terminal(STDERR) else None
+    return Invocation(current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask)
+
+
+def _ask(question: str) -> bool:
+    """Put a question to who sits at the terminal; anything but yes is no."""
+    sys.stderr.write(f"corral: {question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _finish(action: Callable[[], int | None]) -> None:
@@ -168,9 +186,9 @@ def init(
 
     def action() -> None:
         from corral.init import init as do_init
-        from corral.lifecycle import working_directory
 
-        _print(f"wrote {do_init(working_directory(), profile)}; read it, then: corral run")
+        file = do_init(_invocation(), profile)
+        _print(f"wrote {file} and approved it as it is; read it, then: corral run")
 
     _finish(action)
 
@@ -178,13 +196,17 @@ def init(
 @app.command()
 def build(
     force: Annotated[bool, typer.Option("--force", help="Build although nothing changed.")] = False,
+    accept: Accept = None,
 ) -> None:
-    """Build the sandbox's image, if what goes into it changed."""
+    """Build the sandbox's image, if what goes into it changed.
+
+    A build has the network of the engine: the sandbox's rules are not for it.
+    """
 
     def action() -> None:
         from corral.build import build as do_build
 
-        invocation = _invocation()
+        invocation = _invocation(accepted=accept)
         with naming(invocation.data):
             built = do_build(invocation, force=force)
         _print(built)
@@ -198,6 +220,7 @@ def run(
         list[str] | None,
         typer.Argument(metavar="-- COMMAND", help="Run this instead of the harness.", show_default=False),
     ] = None,
+    accept: Accept = None,
 ) -> None:
     """Run the agent in the sandbox; its exit code is corral's.
 
@@ -209,7 +232,7 @@ def run(
     def action() -> int:
         from corral.run import run as do_run
 
-        invocation = _invocation()
+        invocation = _invocation(accepted=accept)
         with naming(invocation.data):
             return do_run(invocation, command or ())
 
@@ -217,13 +240,13 @@ def run(
 
 
 @app.command()
-def shell() -> None:
+def shell(accept: Accept = None) -> None:
     """Open a shell in a new container of the same sandbox."""
 
     def action() -> int:
         from corral.run import shell as do_shell
 
-        invocation = _invocation(quiet=True)
+        invocation = _invocation(quiet=True, accepted=accept)
         with naming(invocation.data):
             return do_shell(invocation)
 
@@ -237,6 +260,7 @@ def verify(
         str | None,
         typer.Option("--explain", metavar="CHECK", help="Say what a check proves, and what to do."),
     ] = None,
+    accept: Accept = None,
 ) -> None:
     """Prove the policy from inside a container and from the kernel's side; exit 1 when anything is off.
 
@@ -254,7 +278,7 @@ def verify(
         from corral import checks
         from corral.verify import verify as do_verify
 
-        invocation = _invocation()
+        invocation = _invocation(accepted=accept)
         with naming(invocation.data):
             found = do_verify(invocation)
         _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 RED, YELLOW, BOLD, RESET = "\033[31m", "\033[33m", "\033[1m", "\033[0m"
@@ -71,6 +71,13 @@ class Console:
     def warn(self, text: str) -> None:
         """Show a warning, always."""
         self._line(paint(f"corral: warning: {text}", YELLOW, self.colour))
+
+    def warn_block(self, lines: Sequence[str]) -> None:
+        """Show a warning of several lines, always; the first says what the others are about."""
+        first, *rest = lines
+        self.warn(first)
+        for line in rest:
+            self._line(paint(line, YELLOW, self.colour))
 
     def _line(self, text: str) -> None:
         # A reader that went away must not end a session.

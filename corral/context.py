@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.session import User
 from policy import versions
-from policy.errors import CorralError, EnforcerError
+from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
-from policy.loader import LoadedPolicy, find, load
+from policy.loader import LoadedPolicy, find, guard, load
+from policy.mounts import Guard
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from enforcer.client import Client, Config
 
 _ZONEINFO = re.compile(r"(?:.*/)?zoneinfo/(?:posix/|right/)?(.+)")
+IMAGE_VARIABLE = "CORRAL_SANDBOX_IMAGE"
 _GIT_KEYS = ("name", "email")
 
 
@@ -87,16 +89,60 @@ def new_session() -> str:
 
 @dataclass(frozen=True)
 class Invocation:
-    """See the module. Everything expensive is made when it is first asked for."""
+    """See the module. Everything expensive is made when it is first asked for.
+
+    ``accepted`` is the hash of a policy that its user named, ``ask`` puts a question to the user; None: there
+    is none.
+    """
 
     user: User
     cwd: Path
     console: Console
+    accepted: str | None = None
+    ask: Callable[[str], bool] | None = None
 
     @cached_property
     def loaded(self) -> LoadedPolicy:
         """The project's policy; PolicyError when there is none or it is invalid."""
         return load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+
+    @cached_property
+    def approved(self) -> LoadedPolicy:
+        """The project's policy, for what builds, starts or executes: its user has approved it.
+
+        Raises:
+            PolicyError: there is none, it is invalid, or it allows more than was approved.
+            CorralError: the approval cannot be recorded.
+        """
+        from corral import approval
+
+        if self.user.environ.get(IMAGE_VARIABLE):
+            raise PolicyError(f"{IMAGE_VARIABLE}: using an existing image is not available yet", "unset it")
+        loaded = self.loaded
+        approval.approve(
+            loaded,
+            self.read_paths,
+            accepted=self.accepted,
+            ask=self.ask,
+            tell=self.console.tell,
+            # The state directory is made when there is something to record, not by looking.
+            record=lambda found: approval.write(self.paths, found, loaded.project),
+        )
+        return loaded
+
+    @property
+    def guard(self) -> Guard:
+        """What refuses mounts, with the file system as it is now."""
+        return guard(self.user.home, dict(self.user.environ))
+
+    @property
+    def read_paths(self) -> StatePaths:
+        """Where the sandbox keeps its files; nothing is made.
+
+        Raises:
+            CorralError: they are a newer corral's.
+        """
+        return StatePaths(self.data / self.loaded.sandbox.id)
 
     @cached_property
     def paths(self) -> StatePaths:

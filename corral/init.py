@@ -1,24 +1,60 @@
-"""``corral init``: a corral.yaml to start from."""
+"""``corral init``: a corral.yaml to start from, approved as it is written."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from corral import oserrors
+from corral import approval, oserrors
+from corral.context import Invocation
 from policy.errors import CorralError, PolicyError
 from policy.init import starter
 from policy.loader import FILE
+from policy.reference import schema_text
+from policy.revision import revision
+
+SCHEMA = "corral.schema.json"
 
 
-def init(directory: Path, profile: str) -> Path:
+def init(invocation: Invocation, profile: str) -> Path:
+    """Write a starter policy into the working directory, approve it, and return its path.
+
+    Raises:
+        PolicyError: there is one already, no such profile, or the directory cannot be a project.
+        CorralError: it cannot be written.
+    """
+    schema = invocation.data / SCHEMA
+    file = write(invocation.cwd, profile, schema)
+    try:
+        loaded = invocation.loaded
+        _own(invocation, schema)
+        # What was just written is what its user asked for, in these words.
+        approval.write(invocation.paths, revision(loaded), loaded.project)
+    except CorralError:
+        file.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _own(invocation: Invocation, schema: Path) -> None:
+    """Put the schema of this release where the policy's first line says."""
+    _ = invocation.paths
+    partial = schema.with_name(SCHEMA + ".new")
+    try:
+        partial.write_text(schema_text(), encoding="utf-8")
+        partial.replace(schema)
+    except OSError as error:
+        raise CorralError(f"cannot write {schema}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def write(directory: Path, profile: str, schema: Path) -> Path:
     """Write a starter policy into a directory and return its path.
 
     Raises:
         PolicyError: there is one already, or no such profile.
         CorralError: it cannot be written.
     """
-    text = starter(profile, directory.name)
+    text = starter(profile, directory.name, str(schema))
     file = directory / FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

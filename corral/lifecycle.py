@@ -11,10 +11,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine, network, relay, state
+from corral import checks, engine, held, network, protect, relay, secretchannel, state
 from corral.build import ensure_image
 from corral.context import Invocation
-from corral.session import SERVICE, Outside, Request, User, mounts, plan
+from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.container import Limits, SessionSpec, create_body
 from policy.errors import CorralError, EnforcerError
@@ -39,11 +39,15 @@ class Prepared:
 
 @dataclass
 class _Made:
-    """What has to be undone. ``ident`` is empty until Docker has told it."""
+    """What has to be undone. ``ident`` is empty until Docker has told it.
+
+    ``keep``: after an ordinary end the container and its files stay.
+    """
 
     name: str
     session: str
     ident: str = ""
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,12 @@ def prepare(invocation: Invocation) -> Prepared:
 
     Raises:
         CorralError: the user is root.
-        PolicyError: the policy or its env_file.
+        PolicyError: the policy or its env_file, or it allows more than its user approved.
         EnforcerError: nothing would be enforced; nothing has been made.
         EngineError, CorralError: Docker or systemd refused.
     """
     refuse_root(invocation.user)
-    loaded, console = invocation.loaded, invocation.console
+    loaded, console = invocation.approved, invocation.console
     secrets = read_secrets(loaded, invocation.user.uid)
     invocation.check_enforcer()
     built = ensure_image(invocation)
@@ -152,41 +156,62 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
 
     Raises:
         NotReadyError: its policy could not be made true; it was not started and is gone.
-        EngineError, EnforcerError, CorralError: a step failed; nothing of it is left.
+        EngineError, EnforcerError, CorralError: a step failed, or a mount changed; nothing of it is left.
     """
-    api, loaded, paths = invocation.api, invocation.loaded, invocation.paths
-    made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session)
+    api, loaded, paths = invocation.api, invocation.approved, invocation.paths
+    keep = loaded.policy.keep and request.purpose != "verify"
+    made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session, keep=keep)
     with _undone(invocation, made):
+        protected = protect.read_only(loaded)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
-        with network.locked(paths.root / "addresses.lock"):
-            address, beside = network.free_address(api, loaded.sandbox, prepared.plan)
-            spec = plan(
-                loaded,
-                prepared.user,
-                request,
-                paths=paths,
-                secrets=prepared.secrets,
-                image=prepared.image,
-                address=str(address),
-                start=invocation.cwd,
-                ipv6=IPV6.exists(),
-                outside=replace(outside(invocation), beside=beside),
-                limits=prepared.limits,
-            )
-            _create_hosts(spec, prepared.plan)
-            # Cut off, the request goes on in Docker, and the container comes after everything was removed.
-            with signals_held():
-                made.ident, told = engine.create_container(
-                    api,
-                    body(spec, request),
-                    spec.container,
-                    best_effort=loaded.policy.limits.best_effort,
+        secrets = delivered(loaded, prepared.secrets)
+        with (
+            held.held(mount.source for mount in (*loaded.mounts, *protected)) as places,
+            secretchannel.offered(paths.session_home(request.session), secrets),
+        ):
+            # What is held now is what is mounted, so it is what has to pass.
+            _look_again(invocation, places)
+            with network.locked(paths.root / "addresses.lock"):
+                address, beside = network.free_address(api, loaded.sandbox, prepared.plan)
+                spec = plan(
+                    loaded,
+                    prepared.user,
+                    request,
+                    paths=paths,
+                    places=places.rows(),
+                    protected=protected,
+                    secrets=bool(secrets),
+                    image=prepared.image,
+                    address=str(address),
+                    start=invocation.cwd,
+                    ipv6=IPV6.exists(),
+                    outside=replace(outside(invocation), beside=beside),
+                    limits=prepared.limits,
                 )
-        with invocation.console.step("network policy", minor=True):
-            ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
-        for warning in (*told, *ready.get("warnings", ())):
-            invocation.console.warn(str(warning))
-        yield Created(made.ident, spec, ready)
+                _create_hosts(spec, prepared.plan)
+                # Cut off, the request goes on in Docker, and the container comes after all was removed.
+                with signals_held():
+                    made.ident, told = engine.create_container(
+                        api,
+                        body(spec, request),
+                        spec.container,
+                        best_effort=loaded.policy.limits.best_effort,
+                    )
+            with invocation.console.step("network policy", minor=True):
+                ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
+            for warning in (*told, *ready.get("warnings", ())):
+                invocation.console.warn(str(warning))
+            places.check()
+            yield Created(made.ident, spec, ready)
+
+
+def _look_again(invocation: Invocation, places: held.Held) -> None:
+    guard = invocation.guard
+    for path in places.places:
+        refusal = guard.refuse(path)
+        if refusal is not None:
+            raise refusal.error()
+    places.check()
 
 
 def body(spec: SessionSpec, request: Request) -> dict[str, Any]:
@@ -215,11 +240,19 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
         failed = False
     finally:
         with signals_held():
-            problems = _undo(invocation, made)
+            problems = _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
             raise problems[0]
+
+
+def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
+    """Leave the container for who wants to look at it; what it could reach goes."""
+    with contextlib.suppress(EnforcerError):
+        invocation.enforcer.withdraw(made.ident)
+    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    return []
 
 
 def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:

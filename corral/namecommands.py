@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from corral.commands import Json, _finish, _invocation, _print, app
+from corral.policycommands import policy_app
 
 __all__ = ["app"]
 
@@ -18,11 +19,6 @@ Sandbox = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Accept a public DNS-over-HTTPS endpoint.")]
-
-policy_app = typer.Typer(
-    name="policy", help="Ask what the policy means.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(policy_app)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from corral import approval
 from corral.plain import cleaned
 from corral.policyedit import save
 from policy.container import HOST_ALIAS
@@ -107,7 +108,14 @@ def allow(
         answer = invocation.enforcer.allow(sandbox, target.host, ports, lasting, force=force)
     saved = None
     if keep:
-        made = save(invocation.loaded, target.host, ports, _loader(invocation), force=force)
+        made = save(
+            invocation.loaded,
+            target.host,
+            ports,
+            _loader(invocation),
+            force=force,
+            saved=lambda before, after: approval.follow(before, after, invocation.paths),
+        )
         saved = str(made.path)
     return {**answer, "saved": saved}
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from policy.errors import CorralError
 
@@ -46,6 +47,7 @@ def run(
     argv: Sequence[str],
     *,
     environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     stdin: str = "",
     timeout: float = 30,
     check: bool = True,
@@ -56,6 +58,7 @@ def run(
     Args:
         argv: the program (a name or an absolute path) and its arguments; no shell is involved.
         environ: the user's environment (default: this process's); LC_ALL is replaced.
+        cwd: where it runs (default: where this process does).
         stdin: what the program reads; it never gets a terminal.
         timeout: seconds, after which it is killed.
         check: whether an exit code other than 0 is an error.
@@ -73,6 +76,7 @@ def run(
             capture_output=True,
             timeout=timeout,
             env={**environ, "LC_ALL": "C"},
+            cwd=cwd,
             check=False,
         )
     except subprocess.TimeoutExpired as late:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from corral import gitdirs, terminal
+from corral import gitdirs, hooks, protect, terminal
 from corral.attach import Streams, attach
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
@@ -29,7 +29,7 @@ def detect_terminal() -> Terminal:
 
 def run(invocation: Invocation, given: Sequence[str]) -> int:
     """Run the harness, or the given command, in a new session; return its exit code."""
-    return _session(invocation, "run", command(invocation.loaded, given))
+    return _session(invocation, "run", command(invocation.approved, given))
 
 
 def shell(invocation: Invocation) -> int:
@@ -38,13 +38,36 @@ def shell(invocation: Invocation) -> int:
 
 
 def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int:
-    if invocation.loaded.policy.mode != "run":
+    if invocation.approved.policy.mode != "run":
         raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
     request = Request(purpose, argv, new_session(), detect_terminal())
+    say_where(invocation)
     prepared = prepare(invocation)
     warn_of_git(invocation)
-    with created(invocation, prepared, request) as session:
+    user = invocation.user
+    with invocation.console.step("pre-launch hook", minor=True):
+        hooks.pre_launch(invocation.approved, environ=user.environ, home=user.home, session=request.session)
+    with (
+        protect.reported(
+            invocation.approved,
+            invocation.paths,
+            request.session,
+            user.environ,
+            invocation.console.warn_block,
+        ),
+        created(invocation, prepared, request) as session,
+    ):
         return connect_and_run(invocation, session, request.terminal)
+
+
+def say_where(invocation: Invocation) -> None:
+    """Say what is mounted when that is more than the directory the user is in."""
+    loaded = invocation.approved
+    if invocation.cwd != loaded.project:
+        access = "read-only" if loaded.workspace else "read-write"
+        invocation.console.tell(
+            f"the policy is {loaded.path}, so all of {loaded.project} is mounted {access}"
+        )
 
 
 def warn_of_git(invocation: Invocation) -> None:

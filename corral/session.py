@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from corral import secretchannel
 from corral.state import EMPTY
-from policy.container import HOME, Limits, Mount, SessionSpec
+from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
@@ -17,6 +18,9 @@ from policy.loader import LoadedPolicy
 SERVICE = "main"
 SESSION_VARIABLE = "CORRAL_SESSION_ID"
 GATE_VARIABLE = "CORRAL_GATE"
+MOUNTS_VARIABLE = "CORRAL_MOUNTS"
+SECRETS_VARIABLE = "CORRAL_SECRETS"
+WORKSPACE_VARIABLE = "CORRAL_WORKSPACE"
 SHELL = ("/bin/bash",)
 
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -24,6 +28,8 @@ _ZONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+/-]{0,63}")
 # The locales the image has. Naming another one makes every setlocale() in the container fail.
 _LOCALES = re.compile(r"C|POSIX|C\.(UTF-8|utf8)")
 LOCALE = "C.UTF-8"
+
+Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,21 @@ def command(loaded: LoadedPolicy, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def environment(
-    loaded: LoadedPolicy, user: User, request: Request, secrets: Mapping[str, str], outside: Outside
+    loaded: LoadedPolicy,
+    user: User,
+    request: Request,
+    outside: Outside,
+    places: Sequence[Place],
+    *,
+    secrets: bool = False,
 ) -> dict[str, str]:
-    """Return the container's environment. Nothing of the host's comes along but what is named here."""
+    """Return the container's environment. Nothing of the host's comes along but what is named here.
+
+    Args:
+        loaded, user, request, outside: see ``plan``.
+        places: what the policy's mounts led to when they were looked at.
+        secrets: whether the entrypoint has secrets to fetch; they themselves are not in it.
+    """
     env = {"LANG": _locale(user.environ)}
     if request.terminal.tty:
         term = user.environ.get("TERM", "")
@@ -107,13 +125,24 @@ def environment(
     ):
         if user.git.get(key):
             env.update(dict.fromkeys(names, user.git[key]))
-    # What the profile fixes outranks a secret, and corral's own outranks both.
+    # Corral's own outranks what the profile fixes.
     own = {
         "HOME": HOME,
         SESSION_VARIABLE: request.session,
         GATE_VARIABLE: gate(loaded.declaration, outside),
     }
-    return {**env, **secrets, **loaded.profile.env, **own}
+    own[MOUNTS_VARIABLE] = json.dumps(list(places), separators=(",", ":"), ensure_ascii=False)
+    if secrets:
+        own[SECRETS_VARIABLE] = f"{HOME}/{secretchannel.NAME}"
+    if loaded.workspace:
+        own[WORKSPACE_VARIABLE] = WORKSPACE
+    return {**env, **loaded.profile.env, **own}
+
+
+def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets that reach the program: what the profile or corral fixes is none of them."""
+    fixed = {*loaded.profile.env, "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE}
+    return {name: value for name, value in secrets.items() if name not in fixed}
 
 
 def _locale(environ: Mapping[str, str]) -> str:
@@ -121,10 +150,13 @@ def _locale(environ: Mapping[str, str]) -> str:
     return wanted if _LOCALES.fullmatch(wanted) else LOCALE
 
 
-def mounts(loaded: LoadedPolicy, paths: StatePaths, session: str) -> tuple[Mount, ...]:
+def mounts(
+    loaded: LoadedPolicy, paths: StatePaths, session: str, protected: Sequence[Mount] = ()
+) -> tuple[Mount, ...]:
     """Return every mount but the hosts file: the policy's, the home directory, and what belongs into it.
 
-    The home directory is the session's own and goes with it; the state directories in it stay.
+    The home directory is the session's own and goes with it; the state directories in it stay. ``protected``
+    are the parts of writable mounts that are read-only all the same.
     """
     profile = loaded.profile
     home = Mount(str(paths.session_home(session)), HOME)
@@ -136,7 +168,8 @@ def mounts(loaded: LoadedPolicy, paths: StatePaths, session: str) -> tuple[Mount
         Mount(str(paths.managed / directory.path), f"{HOME}/{directory.path}", read_only=True)
         for directory in profile.managed_dirs
     )
-    return (home, *loaded.mounts, *state, *managed, *shadows)
+    workspace = (Mount(str(paths.workspace), WORKSPACE),) if loaded.workspace else ()
+    return (home, *loaded.mounts, *protected, *workspace, *state, *managed, *shadows)
 
 
 def workdir(loaded: LoadedPolicy, start: Path) -> str:
@@ -152,7 +185,9 @@ def plan(
     request: Request,
     *,
     paths: StatePaths,
-    secrets: Mapping[str, str],
+    places: Sequence[Place],
+    protected: Sequence[Mount],
+    secrets: bool,
     image: str,
     address: str,
     start: Path,
@@ -167,7 +202,9 @@ def plan(
         user: who runs it.
         request: which container.
         paths: the sandbox's files.
-        secrets: what the env_file says.
+        places: (path, device, inode) of the policy's mounts, as they were when they were looked at.
+        protected: see ``mounts``.
+        secrets: whether there are any to fetch.
         image: id or tag of the image.
         address: IPv4 address of the container.
         start: the user's working directory, resolved.
@@ -189,8 +226,8 @@ def plan(
         workdir=workdir(loaded, start),
         argv=request.argv,
         declaration=loaded.declaration,
-        mounts=mounts(loaded, paths, request.session),
-        env=environment(loaded, user, request, secrets, outside),
+        mounts=mounts(loaded, paths, request.session, protected),
+        env=environment(loaded, user, request, outside, places, secrets=secrets),
         tty=request.terminal.tty,
         stdin=request.terminal.stdin,
         ipv6=ipv6,

@@ -31,6 +31,7 @@ def prepare(paths: StatePaths, profile: Profile) -> None:
         CorralError: a path is not a directory of ours, or the disk refuses.
     """
     _own_directory(paths.root)
+    _own_directory(paths.workspace)
     with _opened(paths.home) as home:
         for directory in profile.state_dirs:
             with _descend(home, PurePosixPath(directory).parts, paths.home):

@@ -8,7 +8,7 @@ import termios
 import tty
 from collections.abc import Iterator
 
-STDIN, STDOUT = 0, 1
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 def is_terminal(descriptor: int) -> bool:

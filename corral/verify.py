@@ -26,6 +26,8 @@ from corral.session import SERVICE, Request, mounts
 from policy.container import HOSTS_TARGET, Limits
 from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
+from policy.loader import LoadedPolicy
+from policy.mounts import is_within
 
 PROGRAM = "/usr/local/bin/corral-verify"
 # Seconds the checker may take; it limits itself to less.
@@ -186,7 +188,7 @@ def started_differently(
     mounted = {
         (str(row.get("Source")), str(row.get("Target")), bool(row.get("ReadOnly")))
         for row in actual.get("Mounts") or ()
-        if row.get("Target") != HOSTS_TARGET
+        if row.get("Target") != HOSTS_TARGET and not _protects(loaded, row)
     }
     wanted = {(row.source, row.target, row.read_only) for row in mounts(loaded, invocation.paths, session)}
     if mounted != wanted:
@@ -211,6 +213,16 @@ def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> 
         return True
     same = declared.host_services == wanted.host_services
     return not same or reach(changed_since(declared, row)) != reach(wanted)
+
+
+def _protects(loaded: LoadedPolicy, row: Mapping[str, Any]) -> bool:
+    """Say whether a mount only closes a part of one that is writable; which parts depends on the moment."""
+    source = str(row.get("Source"))
+    inside = any(
+        not mount.read_only and source != mount.source and is_within(source, mount.source)
+        for mount in loaded.mounts
+    )
+    return inside and bool(row.get("ReadOnly")) and row.get("Target") == source
 
 
 def _address(inspect: Mapping[str, Any], network: str) -> str:

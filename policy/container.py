@@ -27,6 +27,8 @@ from policy.identity import Sandbox
 ENTRYPOINT = "/usr/local/bin/corral-entrypoint"
 HOME = "/home/agent"
 HOSTS_TARGET = "/etc/hosts"
+# Where a sandbox writes whose project is mounted read-only; it outlives the session.
+WORKSPACE = "/workspace"
 DEAD_RESOLVER = "127.0.0.1"
 HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096

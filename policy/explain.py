@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from policy.problems import Location, Problem, show
-from policy.schema import AllowEntry, Build, Egress, Limits, Mounts, Policy, Proxy, Secrets, Service
+from policy.schema import AllowEntry, Build, Egress, Hooks, Limits, Mounts, Policy, Proxy, Secrets, Service
 from policy.urls import redact
 from policy.yamltree import Document
 
@@ -20,6 +20,7 @@ _MODELS: dict[Location, type[BaseModel]] = {
     ("host_services", 0): Service,
     ("secrets",): Secrets,
     ("limits",): Limits,
+    ("hooks",): Hooks,
     ("build",): Build,
     ("build", "proxy"): Proxy,
 }
@@ -75,6 +76,12 @@ def explain(
     else:
         shown = shown_text(wanted, mark.text)
     return Problem(at, what, shown, fix, mark.line, mark.column)
+
+
+def known_keys(at: Location) -> frozenset[str]:
+    """Return the keys that the mapping at a location may have; none when it is not the schema's."""
+    model = _MODELS.get(at)
+    return frozenset(model.model_fields if model is not None else ())
 
 
 def shown_text(at: Location, text: str | None) -> str | None:

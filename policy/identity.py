@@ -100,6 +100,11 @@ class StatePaths:
         """What the profile puts below the agent's home and the agent cannot change."""
         return self.root / "managed"
 
+    @property
+    def workspace(self) -> Path:
+        """Where the agent writes when the project is mounted read-only."""
+        return self.root / "workspace"
+
     def hosts(self, session: str) -> Path:
         """The hosts file that the enforcer publishes and the container reads."""
         return self.session(session) / "hosts"

@@ -6,7 +6,8 @@ from policy import profiles
 from policy.profiles import Profile
 
 _TEMPLATE = """\
-# What the agent in this project may touch. Everything that is not listed here is denied.
+{editor}# What the agent in this project may touch. Everything that is not listed here is denied.
+# Allowing more than was approved asks you first, because the agent can write this file: corral policy diff.
 # After a change: corral verify, corral run.
 
 profile: {profile}
@@ -15,6 +16,7 @@ mode: run                  # an interactive or one-shot session in a container o
 
 # Host paths, under the same path inside. The project directory itself is mounted read-write; don't list it.
 # mounts:
+#   project: rw            # ro: the agent reads the project and writes in /workspace
 #   rw:
 #     - ~/Projects/shared
 #   ro:
@@ -48,6 +50,16 @@ egress:
 #   pids: 2048
 #   best_effort: true      # start even where this machine cannot keep one of them
 
+# A program of this host that runs before each session, such as a backup; not one that the agent can write.
+# hooks:
+#   pre_launch: [/usr/bin/restic, backup, /home/me/Projects]
+
+# The harness's own questions to you: ask, auto or off. They add no isolation.
+# approvals: auto
+
+# Keep each session's container after its end, to look at it, until corral down.
+# keep: true
+
 # The image is built with the proxy, certificates and mirrors this machine uses, unless they are set here.
 # build:
 #   base_image: debian:bookworm-slim
@@ -60,12 +72,13 @@ egress:
 """
 
 
-def starter(profile: str, project_name: str) -> str:
+def starter(profile: str, project_name: str, schema: str = "") -> str:
     """Return a commented corral.yaml that loads without error.
 
     Args:
         profile: name of a profile.
         project_name: name of the project directory; becomes the sandbox's name when it can be one.
+        schema: path of the JSON Schema, for editors; empty: no line about it.
 
     Raises:
         PolicyError: no such profile, or not available yet.
@@ -80,6 +93,7 @@ def starter(profile: str, project_name: str) -> str:
         name = "# name: myproject        # default: the name of the project directory"
     simple = project_name if project_name.isascii() and project_name.isalnum() else "myproject"
     return _TEMPLATE.format(
+        editor=f"# yaml-language-server: $schema={schema}\n" if schema.isprintable() and schema else "",
         profile=chosen.name,
         name=name,
         defaults=", ".join(chosen.default_egress) or "none",

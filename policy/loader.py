@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
@@ -14,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import profiles
-from policy.container import Mount
+from policy.container import WORKSPACE, Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
-from policy.explain import explain, shown_text
+from policy.explain import explain, known_keys, shown_text
 from policy.hostclient import HostFiles, RealFiles, suite_of
 from policy.hostnames import FromHost, declared, from_host
 from policy.identity import Sandbox, sandbox_for
@@ -29,6 +30,7 @@ from policy.yamltree import Document, parse
 
 FILE = "corral.yaml"
 MAX_SIZE = 65536
+DAEMON = Path("/etc/docker/daemon.json")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,17 @@ class LoadedPolicy:
         return self.profile.baked_files(self.options)
 
     @property
+    def workspace(self) -> bool:
+        """Whether the sandbox has a directory of its own to write to, because its project is read-only."""
+        return self.policy.mode == "run" and self.policy.mounts.project == "ro"
+
+    @property
     def mounts(self) -> tuple[Mount, ...]:
         """What the policy mounts: the project (in run mode), then rw, then ro; same path on both sides."""
         project = (self.project,) if self.policy.mode == "run" else ()
         return (
-            *(Mount(str(path), str(path)) for path in (*project, *self.rw)),
+            *(Mount(str(path), str(path), read_only=self.workspace) for path in project),
+            *(Mount(str(path), str(path)) for path in self.rw),
             *(Mount(str(path), str(path), read_only=True) for path in self.ro),
         )
 
@@ -127,10 +135,7 @@ def load(
             str(file), [Problem((), "not UTF-8 text", fix="save it as UTF-8", line=line)]
         ) from error
     document = parse(text)
-    programs = _own_programs() if own is None else own
-    reading = _Reading(
-        document, project, str(home), Guard(str(home), environ, probe or RealProbe(), programs)
-    )
+    reading = _Reading(document, project, str(home), guard(home, environ, probe, own))
     policy = reading.run()
     if policy is None or reading.profile is None or reading.options is None:
         raise to_error(str(file), reading.problems)
@@ -178,6 +183,24 @@ class _Outside:
         return self._files.resolve(path)
 
 
+def guard(
+    home: Path, environ: Mapping[str, str], probe: Probe | None = None, own: Iterable[str] | None = None
+) -> Guard:
+    """Return what refuses single paths for this user; see ``load``."""
+    programs = (*_own_programs(), *docker_roots(DAEMON)) if own is None else own
+    return Guard(str(home), environ, probe or RealProbe(), programs)
+
+
+def docker_roots(configuration: Path) -> tuple[str, ...]:
+    """Return where Docker keeps its files when that was moved; what cannot be read moved nothing."""
+    try:
+        body = json.loads(configuration.read_text(encoding="utf-8"))
+        found = [body.get(key) for key in ("data-root", "graph", "exec-root")]
+    except (OSError, ValueError, AttributeError):
+        return ()
+    return tuple(path for path in found if isinstance(path, str) and path.startswith("/"))
+
+
 def _own_programs() -> tuple[str, ...]:
     return (sys.prefix,) if sys.prefix != sys.base_prefix else ()
 
@@ -221,6 +244,7 @@ class _Reading:
         self.ro: tuple[Path, ...] = ()
         self.env_file: Path | None = None
         self.ca_certificates: tuple[str, ...] = ()
+        self.pre_launch: tuple[str, ...] = ()
 
     def run(self) -> Policy | None:
         """Return the policy, or None when there are problems."""
@@ -240,10 +264,13 @@ class _Reading:
         self.check_mounts(tree)
         self.check_env_file(tree)
         self.check_certificates(tree)
+        self.check_hooks(tree)
+        self.check_approvals(tree)
         if policy is None or self.problems:
             return None
         build = policy.build.model_copy(update={"ca_certificates": self.ca_certificates})
-        return policy.model_copy(update={"build": build})
+        hooks = policy.hooks.model_copy(update={"pre_launch": self.pre_launch})
+        return policy.model_copy(update={"build": build, "hooks": hooks})
 
     def check_profile(self, tree: Mapping[str, Any]) -> None:
         name = tree.get("profile")
@@ -301,6 +328,15 @@ class _Reading:
             for problem in (self.finding(finding),)
         ]
 
+        if run_mode and mounts.get("project") == "ro":
+            self.check_workspace()
+
+    def check_workspace(self) -> None:
+        for path in (self.project, *map(str, (*self.rw, *self.ro))):
+            if is_within(path, WORKSPACE) or is_within(WORKSPACE, path):
+                what = f"{path} would meet {WORKSPACE}, where this sandbox writes"
+                self.add(("mounts", "project"), what, f"move what lies in {WORKSPACE}, or use rw")
+
     def check_env_file(self, tree: Mapping[str, Any]) -> None:
         secrets = tree.get("secrets")
         text = secrets.get("env_file") if isinstance(secrets, dict) else None
@@ -336,8 +372,48 @@ class _Reading:
             path = self.guard.probe.resolve(expanded)
             if self.guard.probe.kind(path) != "file":
                 self.add(at, "not a file", "name a PEM file", text)
+            inside = self.writable(tree, path)
+            if inside is not None:
+                self.add(at, f"lies in {inside}, where the agent could replace it", "move it elsewhere", text)
             found.append(path)
         self.ca_certificates = tuple(found)
+
+    def writable(self, tree: Mapping[str, Any], path: str) -> str | None:
+        """Return the directory an agent can write that ``path`` lies in."""
+        mounts = tree.get("mounts")
+        project = mounts.get("project", "rw") if isinstance(mounts, dict) else "rw"
+        places = [*map(str, self.rw)]
+        if tree.get("mode", "run") != "daemon" and project != "ro":
+            places.append(self.project)
+        return next((place for place in places if is_within(path, place)), None)
+
+    def check_hooks(self, tree: Mapping[str, Any]) -> None:
+        """Resolve the program of a hook: it runs on this host, so no agent may have written it."""
+        hooks = tree.get("hooks")
+        words = list(_texts(hooks.get("pre_launch"))) if isinstance(hooks, dict) else []
+        if not words or any(word is None for word in words):
+            return
+        at: Location = ("hooks", "pre_launch", 0)
+        expanded = expand(words[0] or "", self.home)
+        if isinstance(expanded, Refusal):
+            self.add(at, f"the program is {expanded.what}", expanded.fix)
+            return
+        path = self.guard.probe.resolve(expanded)
+        if self.guard.probe.kind(path) != "file":
+            self.add(at, "not a file", "name the program of this host by its whole path")
+        inside = self.writable(tree, path)
+        if inside is not None:
+            self.add(at, f"lies in {inside}, where the agent could replace it", "move it elsewhere")
+        self.pre_launch = (path, *(word or "" for word in words[1:]))
+
+    def check_approvals(self, tree: Mapping[str, Any]) -> None:
+        wanted = tree.get("approvals")
+        if self.profile is None or self.options is None or wanted not in ("ask", "auto", "off"):
+            return
+        try:
+            self.options = self.profile.with_approvals(self.options, wanted)
+        except ValueError as error:
+            self.add(("approvals",), str(error), "remove one of the two")
 
     def finding(self, finding: Finding) -> Problem:
         at: Location = ("mounts", finding.access, finding.index)
@@ -364,10 +440,16 @@ def _texts(value: Any) -> Iterator[str | None]:
             yield entry if isinstance(entry, str) else None
 
 
-def _without_nulls(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree without keys that have no value: a section with every line commented out is absent."""
+def _without_nulls(tree: dict[str, Any], at: Location = ()) -> dict[str, Any]:
+    """Return the tree without known keys that have no value, such as a section whose lines are all comments.
+
+    A key that nobody knows stays, and is reported.
+    """
+    known = known_keys(at)
     return {
-        key: _without_nulls(value) if isinstance(value, dict) and key != "profile_options" else value
+        key: _without_nulls(value, (*at, key))
+        if isinstance(value, dict) and key != "profile_options"
+        else value
         for key, value in tree.items()
-        if value is not None
+        if value is not None or key not in known
     }

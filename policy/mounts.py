@@ -324,15 +324,13 @@ def _listed_project(path: str, project: str) -> Refusal | None:
             sentence=True,
         )
     if is_within(path, project):
-        return Refusal(
-            f"{path} lies in the project directory, which is mounted rw already", "remove the entry"
-        )
+        return Refusal(f"{path} lies in the project directory, which is mounted already", "remove the entry")
     return None
 
 
 def _around_project(path: str, project: str) -> Refusal | None:
     if is_within(project, path):
-        return Refusal(f"{path} contains the project directory, which is mounted rw by itself", BELOW)
+        return Refusal(f"{path} contains the project directory, which is mounted by itself", BELOW)
     return None
 
 

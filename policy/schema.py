@@ -130,12 +130,37 @@ def _profile(text: str) -> str:
         raise problem(what, error.hint) from error
 
 
+EGRESS_MODES = ("allowlist", "proxy", "open", "none", "host")
+AVAILABLE_MODES = ("allowlist",)
+
+
 def _egress_mode(text: str) -> str:
-    if text == "allowlist":
+    if text in AVAILABLE_MODES:
         return text
-    if text in {"open", "none", "host", "proxy"}:
-        raise problem("this egress mode is not supported yet", "use allowlist")
-    raise problem("unknown egress mode", "use allowlist")
+    if text in EGRESS_MODES:
+        raise problem("this egress mode is not available yet", "use allowlist")
+    if text == "bridge":
+        raise problem("corral has no such egress mode", "open comes nearest, which is not available yet")
+    raise problem("unknown egress mode", f"use {' or '.join(AVAILABLE_MODES)}")
+
+
+def _runtime(text: str) -> str:
+    if text == "runc":
+        return text
+    if text in {"runsc", "kata"}:
+        raise problem("this runtime is not available yet", "use runc, or remove the key")
+    raise problem("unknown runtime", "use runc, or remove the key")
+
+
+def _existing_image(text: str) -> str:
+    _image(text)
+    raise problem("using an existing image is not available yet", "set build.base_image, a Debian, instead")
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        raise problem("a NUL in an argument")
+    return text
 
 
 class _Model(BaseModel):
@@ -148,7 +173,9 @@ ProxyUrl = Annotated[str, AfterValidator(_url(credentials=True))]
 
 
 class Mounts(_Model):
-    """Host paths as written; inside they appear under the same path."""
+    """Host paths as written; inside they appear under the same path. ``project``: how its directory is."""
+
+    project: Literal["rw", "ro"] = "rw"
 
     rw: Annotated[tuple[str, ...], Listed, Field(max_length=MAX_MOUNTS)] = ()
     ro: Annotated[tuple[str, ...], Listed, Field(max_length=MAX_MOUNTS)] = ()
@@ -268,6 +295,16 @@ class Limits(_Model):
         return container.Limits(self.pids, memory, round((self.cpus or 0) * 100) * 10**7)
 
 
+class Hooks(_Model):
+    """``pre_launch``: a program of this host and its arguments, run before each session."""
+
+    pre_launch: Annotated[
+        tuple[Annotated[str, Field(max_length=4096), AfterValidator(_argument)], ...],
+        Listed,
+        Field(max_length=64),
+    ] = ()
+
+
 class Policy(_Model):
     """The whole file."""
 
@@ -284,6 +321,12 @@ class Policy(_Model):
     build: Build = Build()
     profile_options: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     background: Annotated[tuple[str, ...], Listed, AfterValidator(_distinct), Field(max_length=16)] = ()
+    image: Annotated[str, AfterValidator(_existing_image)] | None = None
+    runtime: Annotated[str, AfterValidator(_runtime)] = "runc"
+    keep: bool = False
+    hooks: Hooks = Hooks()
+    approvals: Literal["ask", "auto", "off"] | None = None
+    protect: bool = True
 
 
 def effective_declaration(policy: Policy, profile: Profile) -> Declaration:

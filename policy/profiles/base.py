@@ -148,6 +148,14 @@ class Profile:
         """Return the root-owned files of the image, in a stable order; none unless a profile says so."""
         return ()
 
+    def with_approvals(self, options: ProfileOptions, approvals: str) -> ProfileOptions:
+        """Return the options with the harness's own switch for asking its user: "ask", "auto" or "off".
+
+        Raises:
+            ValueError: the harness has none, or the options say it already; the text says what is wrong.
+        """
+        raise ValueError(f"the {self.name} profile has no approvals")
+
     def parse_options(self, raw: Mapping[str, Any]) -> ProfileOptions:
         """Validate ``profile_options.<name>``.
 

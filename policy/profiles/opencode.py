@@ -24,6 +24,14 @@ DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({"agent": {"title": {"disab
 
 _SECRET_KEYS = frozenset({"apikey", "api_key", "token", "authorization", "x-api-key", "password", "secret"})
 MAX_CONFIG = 32768
+# ``approvals`` in opencode's words. Left alone it allows most tools, and asks before it leaves the project.
+APPROVALS: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType(
+    {
+        "ask": {"edit": "ask", "bash": "ask", "webfetch": "ask", "external_directory": "ask"},
+        "auto": {"edit": "allow", "bash": "allow", "webfetch": "allow", "external_directory": "ask"},
+        "off": {"edit": "allow", "bash": "allow", "webfetch": "allow", "external_directory": "allow"},
+    }
+)
 
 
 class OpencodeOptions(ProfileOptions):
@@ -55,6 +63,14 @@ class OpencodeOptions(ProfileOptions):
 @dataclass(frozen=True)
 class Opencode(Profile):
     """The opencode profile."""
+
+    def with_approvals(self, options: ProfileOptions, approvals: str) -> ProfileOptions:
+        """See Profile."""
+        assert isinstance(options, OpencodeOptions)  # noqa: S101 - for the type checker
+        if "permission" in options.config:
+            raise ValueError("profile_options.opencode.config has a permission of its own")
+        config = {**options.config, "permission": dict(APPROVALS[approvals])}
+        return options.model_copy(update={"config": config})
 
     def baked_files(self, options: ProfileOptions) -> tuple[BakedFile, ...]:
         """Return the managed configuration."""

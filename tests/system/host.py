@@ -16,6 +16,7 @@ from tests.lab import Box, Internet, Lab
 
 PYTHON = "/home/dev/.local/share/pipx/venvs/corral/bin/python"
 ENFORCER = "corral-enforcer.service"
+APPROVE = 'corral policy accept "$(corral policy hash)"'
 CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
 
 BASE_POLICY = """\
@@ -55,8 +56,11 @@ class Project:
     path: str
     started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
-    def policy(self, text: str) -> None:
+    def policy(self, text: str, *, approve: bool = True) -> None:
+        """Write the policy, and approve it as its user would; one that is invalid cannot be."""
         self.write("corral.yaml", text)
+        if approve:
+            self.box.run(["bash", "-c", APPROVE], cwd=self.path, check=False)
 
     def write(self, name: str, text: str) -> None:
         self.box.write(f"{self.path}/{name}", textwrap.dedent(text))

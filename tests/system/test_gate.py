@@ -317,7 +317,7 @@ def test_a_container_without_the_gates_variable_does_not_start_its_program(host:
     project.inside("true")
     image = host.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
     base = ["docker", "run", "--rm", "--network", project.sandbox["network"], "-u", "1000:1000"]
-    base += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    base += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "-e", "CORRAL_MOUNTS=[]"]
     for given in ([], ["-e", "CORRAL_GATE={}"]):
         done = host.box.run([*base, *given, image, "echo", "started"], check=False)
         assert (done.returncode, done.stdout) == (1, ""), json.dumps(given)

@@ -340,6 +340,8 @@ class Eve:
         self.write(f"{self.home}/.config/corral/enforcer.toml", CONFIG)
         policy = BASE_POLICY
         self.write(f"{self.path}/corral.yaml", policy)
+        sha = self.run("corral", "policy", "hash", cwd=self.path).stdout.strip()
+        self.run("corral", "policy", "accept", sha, cwd=self.path)
         self.write(f"{self.path}/flood.py", FLOOD)
 
     def write(self, path: str, text: str) -> None:

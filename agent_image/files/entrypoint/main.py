@@ -1,7 +1,8 @@
 """Starts the agent, or refuses to: the first program of every sandbox container.
 
-It already runs as the user and holds nothing it could give up; it looks whether that is true, has the network
-tried from inside (the gate), and becomes the program. Python 3.9 or later, standard library only. Exit codes:
+It already runs as the user and holds nothing it could give up; it looks whether that is true and whether the
+mounts are what was looked at, has the network tried from inside (the gate), fetches the secrets, and becomes
+the program. Python 3.9 or later, standard library only. Exit codes:
 1 the container or its network is not what it must be; 126 the program cannot be executed; 127 there is no
 such program.
 """
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 
-from . import gate
+from . import channel, gate, mounts
 
 # What type checkers know without an import: typing alone would cost a third of the start-up.
 TYPE_CHECKING = False
@@ -116,6 +117,27 @@ def pass_gate(text: str) -> None:
         sys.exit(1)
 
 
+def check_mounts(text: str) -> None:
+    """Compare what is mounted with the value of CORRAL_MOUNTS, and exit unless it is the same."""
+    try:
+        expected = mounts.parse(text)
+    except Exception as error:
+        fail(1, f"{mounts.VARIABLE} does not say what is mounted: {error!r}; sandboxes are started by corral")
+    different = mounts.changed(expected)
+    if different:
+        fail(1, f"not what was there when the policy was checked: {', '.join(different)}")
+
+
+def take_secrets(path: str) -> None:
+    """Put the secrets into the environment, and exit when they were promised and do not come."""
+    if not path:
+        return
+    try:
+        os.environ.update(channel.receive(path))
+    except (OSError, ValueError) as error:
+        fail(1, f"the secrets did not come: {getattr(error, 'strerror', None) or error}; start it again")
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     """Check and become the program given as arguments."""
     argv = sys.argv[1:] if argv is None else argv
@@ -132,5 +154,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         fail(1, problem)
     if not argv:
         fail(1, "no program given")
+    secrets = os.environ.pop(channel.VARIABLE, "")
+    check_mounts(os.environ.pop(mounts.VARIABLE, ""))
     pass_gate(os.environ.pop(gate.VARIABLE, ""))
+    take_secrets(secrets)
     fail(*start(argv))

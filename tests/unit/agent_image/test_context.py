@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_image import context
-from agent_image.context import certificates, digest, files, write_context
+from agent_image.context import certificates, differences, digest, files, write_context, write_sealed
 from policy.errors import CorralError, PolicyError
 from policy.profiles import BakedFile
 from tests.unit.agent_image.goldens import CERTIFICATE, CERTIFICATES, opencode
@@ -193,3 +197,85 @@ def test_order_and_layout_of_certificates_do_not_matter() -> None:
 def test_what_is_no_certificate_is_refused(text: bytes, why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         certificates((text,))
+
+
+def _tamper_content(directory: Path) -> None:
+    (directory / "Dockerfile").write_text("FROM evil\n")
+
+
+def _tamper_new(directory: Path) -> None:
+    (directory / "root" / "evil").write_text("x")
+
+
+def _tamper_removed(directory: Path) -> None:
+    (directory / "Dockerfile").unlink()
+
+
+def _tamper_mode(directory: Path) -> None:
+    (directory / "Dockerfile").chmod(0o777)
+
+
+def _tamper_link(directory: Path) -> None:
+    (directory / "Dockerfile").unlink()
+    (directory / "Dockerfile").symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "told"),
+    [
+        (_tamper_content, "  changed: Dockerfile"),
+        (_tamper_new, "  new: root/evil"),
+        (_tamper_removed, "  removed: Dockerfile"),
+        (_tamper_mode, "  mode 644 -> 777: Dockerfile"),
+        (_tamper_link, "  changed: Dockerfile"),
+    ],
+)
+def test_a_build_directory_that_was_tampered_with_is_refused_until_it_is_removed(
+    tmp_path: Path, tamper: Callable[[Path], None], told: str
+) -> None:
+    directory, spec = tmp_path / "build", opencode()
+    assert write_sealed(spec, directory)
+    assert not write_sealed(spec, directory)
+    tamper(directory)
+    for wanted in (spec, replace(spec, uid=4242)):
+        with pytest.raises(CorralError, match="was tampered with") as caught:
+            write_sealed(wanted, directory)
+        assert told in caught.value.message.splitlines()
+        assert caught.value.exit_code == 1
+    assert differences(spec, directory)
+    shutil.rmtree(directory)
+    assert write_sealed(spec, directory)
+    assert differences(spec, directory) == []
+
+
+def test_other_inputs_are_no_tampering_also_after_being_cut_off_between_any_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, first, second = tmp_path / "build", opencode(), replace(opencode(), uid=4242)
+    steps = ("write_context", "_write_seal")
+    for step in steps:
+        for after in (False, True):
+            shutil.rmtree(directory, ignore_errors=True)
+            write_sealed(first, directory)
+            original = getattr(context, step)
+
+            def cut(*args: Any, original: Any = original, after: bool = after) -> None:
+                if after:
+                    original(*args)
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(context, step, cut)
+                write_sealed(second, directory)
+            write_sealed(second, directory)
+            assert differences(second, directory) == []
+
+
+def test_a_build_directory_of_before_has_no_seal_and_gets_one(tmp_path: Path) -> None:
+    directory = tmp_path / "build"
+    write_context(opencode(), directory)
+    (directory / "Dockerfile").write_text("x")
+    assert write_sealed(opencode(), directory)
+    _tamper_content(directory)
+    with pytest.raises(CorralError):
+        write_sealed(opencode(), directory)

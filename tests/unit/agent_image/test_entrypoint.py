@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -128,7 +130,11 @@ def run(place: Path) -> Run:
         pytest.skip("giving up capabilities needs root")
 
     def in_container(
-        *argv: str, listening: str = LIVE, gate: str | None = json.dumps(GATE), **env: str
+        *argv: str,
+        listening: str = LIVE,
+        gate: str | None = json.dumps(GATE),
+        mounts: str | None = "[]",
+        **env: str,
     ) -> subprocess.CompletedProcess[str]:
         network = ["unshare", "--net", "--mount", "sh", "-e", str(place / "network"), str(place / "hosts")]
         listen = [sys.executable, "-IS", str(place / "listen"), listening]
@@ -147,6 +153,8 @@ def run(place: Path) -> Run:
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **env}
         if gate is not None:
             environment["CORRAL_GATE"] = gate
+        if mounts is not None:
+            environment["CORRAL_MOUNTS"] = mounts
         return subprocess.run(
             [*command, *argv], env=environment, capture_output=True, text=True, check=False, timeout=30
         )
@@ -262,3 +270,73 @@ def test_program_is_never_started_in_another_container(place: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("corral-entrypoint: ERROR: ")
+
+
+def row(path: Path) -> list[object]:
+    return [str(path), path.stat().st_dev, path.stat().st_ino]
+
+
+def test_mounts_that_are_what_was_looked_at_pass_and_the_program_is_not_told(run: Run, place: Path) -> None:
+    done = run("sh", "-c", "env", mounts=json.dumps([row(place), row(Path("/etc/hostname"))]))
+    assert done.returncode == 0
+    assert "CORRAL_MOUNTS" not in done.stdout
+
+
+def test_a_program_never_starts_on_a_mount_that_is_something_else(run: Run, place: Path) -> None:
+    for mounts in (
+        [[*row(place)[:2], 1]],
+        [[str(place), 1, row(place)[2]]],
+        [row(place), ["/nowhere", 1, 2]],
+    ):
+        done = run("echo", "started", mounts=json.dumps(mounts))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(
+            "corral-entrypoint: ERROR: not what was there when the policy was checked: /"
+        )
+        # Before the network is tried: nothing of it is needed.
+        assert "corral-firewall" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "mounts", [None, "", "{}", "null", '[["/x", 1]]', '[["/x", "1", 2]]', "[[1, 1, 1]]", "[1]"]
+)
+def test_without_a_word_about_the_mounts_nothing_starts(run: Run, mounts: str | None) -> None:
+    done = run("echo", "started", mounts=mounts)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "CORRAL_MOUNTS does not say what is mounted" in done.stderr
+
+
+def test_secrets_come_into_the_environment_of_the_program_alone(run: Run, place: Path) -> None:
+    path = place / "secrets.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.listen(1)
+
+        def serve() -> None:
+            visitor, _ = listener.accept()
+            with visitor:
+                visitor.sendall(json.dumps({"API_KEY": "s3cr3t", "LANG": "C"}).encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        done = run("sh", "-c", "env", CORRAL_SECRETS=str(path))
+        thread.join(10)
+    path.unlink()
+    assert "API_KEY=s3cr3t" in done.stdout.splitlines()
+    assert "CORRAL_SECRETS" not in done.stdout
+    assert "s3cr3t" not in done.stderr
+
+
+def test_secrets_that_do_not_come_start_nothing(run: Run, place: Path) -> None:
+    done = run("echo", "started", CORRAL_SECRETS=str(place / "missing.sock"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "corral-entrypoint: ERROR: the secrets did not come: No such"
+    )
+
+
+def test_secrets_are_not_asked_for_before_the_gate_has_passed(run: Run, place: Path) -> None:
+    done = run("echo", "started", listening="192.0.2.10:443", CORRAL_SECRETS=str(place / "missing.sock"))
+    assert done.returncode == 1
+    assert "secrets" not in done.stderr

@@ -88,5 +88,5 @@ def invocation(
 ) -> Invocation:
     made = Invocation(user, loaded.project, Console(said))
     # What the properties would make on first use.
-    made.__dict__.update(loaded=loaded, api=docker_engine, enforcer=enforcer)
+    made.__dict__.update(loaded=loaded, approved=loaded, api=docker_engine, enforcer=enforcer)
     return made

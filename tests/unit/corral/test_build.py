@@ -109,7 +109,7 @@ def test_what_from_host_did_not_find_is_told(
     invocation: Invocation, built: list[dict[str, Any]], said: io.StringIO
 ) -> None:
     loaded = replace(invocation.loaded, from_host=FromHost(notes=("npm: this host configures none",)))
-    invocation.__dict__["loaded"] = loaded
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = loaded
     module.build(invocation, force=False)
     assert "warning: egress.from_host: npm: this host configures none" in said.getvalue()
 
@@ -145,7 +145,7 @@ def test_the_image_s_sandbox_remembers_its_project(
 def test_the_policy_s_own_mirror_wins(
     invocation: Invocation, built: list[dict[str, Any]], loaded_of: Callable[[str], LoadedPolicy]
 ) -> None:
-    invocation.__dict__["loaded"] = loaded_of(
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = loaded_of(
         "profile: opencode\nname: demo\nbuild: {npm_registry: https://npm.example, proxy: {http: ''}}\n"
     )
     assert module.build(invocation, force=True).endswith("built (0123456789ab)")

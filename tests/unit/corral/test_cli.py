@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from corral import __version__, cli, commands
+from corral import __version__, cli, commands, state
 from corral.checks import Check
 from corral.cli import main
 from corral.commands import app
@@ -35,12 +35,22 @@ def surroundings(home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.
     # Tests may be run by root; corral is not.
     uid = os.getuid() or 1000
     monkeypatch.setattr(os, "geteuid", lambda: uid)
+    # Nor do root's directories belong to that user.
+    monkeypatch.setattr(
+        state, "_own_directory", lambda path: path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    )
     monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
 
 
 def write_policy(project: Path, text: str = "profile: opencode\nname: demo\n") -> None:
     (project / "corral.yaml").write_text(text)
     (project / "corral.yaml").chmod(0o644)
+
+
+def approve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "hash"]) == 0
+    assert main(["policy", "accept", capsys.readouterr().out.strip()]) == 0
+    capsys.readouterr()
 
 
 def test_every_command_has_help() -> None:
@@ -82,6 +92,7 @@ def test_without_the_enforcer_run_says_how_to_start_it(
     project: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(project)
+    approve(capsys)
     before = sorted(home.rglob("*"))
     for command in (["run"], ["shell"], ["verify"], ["status"]):
         assert main(command) == 1

@@ -63,7 +63,7 @@ def test_run_warns_about_the_project_and_what_it_mounts(
     git(repository, "worktree", "add", "-q", str(tree))
     run.warn_of_git(invocation)
     assert said.getvalue() == ""
-    invocation.__dict__["loaded"] = replace(invocation.loaded, rw=(tree,))
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(invocation.loaded, rw=(tree,))
     run.warn_of_git(invocation)
     assert f"git does not work in {tree}" in said.getvalue()
     assert f"{repository}/.git" in said.getvalue() and "mounts.rw" in said.getvalue()

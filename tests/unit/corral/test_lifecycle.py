@@ -243,7 +243,7 @@ def test_a_bad_secrets_file_is_found_before_anything_is_made(
     file.write_text("API_KEY=abc\n")
     file.chmod(0o644)
     loaded = loaded_of(f"profile: opencode\nname: demo\nsecrets:\n  env_file: {file}\n")
-    invocation.__dict__["loaded"] = loaded
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = loaded
     with pytest.raises(PolicyError, match="mode 0644"):
         prepare(invocation)
     assert docker_engine.calls == []
@@ -270,7 +270,7 @@ def test_preparing_makes_image_network_relays_and_state(
     monkeypatch: pytest.MonkeyPatch,
     said: io.StringIO,
 ) -> None:
-    invocation.__dict__["loaded"] = loaded_of(
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = loaded_of(
         "profile: opencode\nname: demo\nhost_services:\n  - {name: llama, port: 8081}\n"
     )
     order: list[str] = []

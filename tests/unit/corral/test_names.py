@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from corral import namecommands, names
+from corral import approval, namecommands, names
 from corral.cli import main
 from corral.context import Invocation
 from corral.names import Target, parse_duration, parse_target
 from policy.declaration import Declaration, Name
 from policy.errors import NotReadyError, PolicyError
+from policy.loader import load
+from policy.revision import revision
 from tests.unit.corral.fakes import FakeEnforcer
 
 
@@ -85,6 +87,24 @@ def test_saving_writes_the_file_and_allows_it_where_something_runs(
     assert [change[0] for change in enforcer.changes] == ["allow"]
     assert "    - new.example.com\n" in invocation.loaded.path.read_text()
     assert names.told_allow(answer).splitlines()[1].startswith("saved in ")
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_what_is_saved_is_approved_if_what_was_there_was(
+    invocation: Invocation, enforcer: FakeEnforcer, approved: bool
+) -> None:
+    running(enforcer, invocation)
+    before = invocation.loaded
+    if approved:
+        approval.write(invocation.paths, revision(before), before.project)
+    else:
+        (invocation.paths.root / approval.FILE).unlink(missing_ok=True)
+    allow(invocation, keep=True)
+    after = load(
+        before.path, home=invocation.user.home, environ=dict(invocation.user.environ), uid=invocation.user.uid
+    )
+    assert "new.example.com" in {name.host for name in after.declaration.names}
+    assert approval.pending(after, invocation.paths).widens is not approved
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 
 import pytest
 
 from corral import run, terminal
 from corral.context import Invocation
-from corral.session import Terminal
+from corral.session import Terminal, User
 from policy.errors import PolicyError
 
 
@@ -37,7 +38,7 @@ def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
     policy = loaded.policy.model_copy(update={"mode": "daemon"})
     from dataclasses import replace
 
-    invocation.__dict__["loaded"] = replace(loaded, policy=policy)
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(loaded, policy=policy)
     with pytest.raises(PolicyError, match="mode is daemon"):
         run.shell(invocation)
 
@@ -53,3 +54,17 @@ def test_both_kinds_of_session_say_when_git_does_not_work(
     monkeypatch.setattr(run, "warn_of_git", warned.append)
     assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 5
     assert warned == [invocation]
+
+
+def test_from_a_directory_below_it_is_said_that_the_whole_project_is_mounted(
+    invocation: Invocation, user: User, said: io.StringIO
+) -> None:
+    run.say_where(invocation)
+    assert said.getvalue() == ""
+    project = invocation.loaded.project
+    below = Invocation(user, project / "src", invocation.console)
+    below.__dict__["approved"] = invocation.loaded
+    run.say_where(below)
+    assert said.getvalue() == (
+        f"corral: the policy is {project}/corral.yaml, so all of {project} is mounted read-write\n"
+    )

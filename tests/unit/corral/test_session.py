@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_image.files.entrypoint import gate
+from agent_image.files.entrypoint import channel, gate, mounts
 from corral import session
 from corral.session import Outside, Request, Terminal, User
-from policy.container import HOME, Limits, SessionSpec, create_body
+from policy.container import HOME, Limits, SessionSpec
 from policy.declaration import Declaration, Name
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
@@ -26,18 +26,20 @@ def request(terminal: Terminal = NO_TERMINAL) -> Request:
 
 
 def environment(
-    loaded: LoadedPolicy, user: User, request: Request, secrets: dict[str, str]
+    loaded: LoadedPolicy, user: User, request: Request, *, secrets: bool = False
 ) -> dict[str, str]:
-    return session.environment(loaded, user, request, secrets, OUTSIDE)
+    return session.environment(loaded, user, request, OUTSIDE, [("/p", 1, 2)], secrets=secrets)
 
 
-def plan(loaded: LoadedPolicy, user: User, start: Path | None = None, **secrets: str) -> SessionSpec:
+def plan(loaded: LoadedPolicy, user: User, start: Path | None = None) -> SessionSpec:
     return session.plan(
         loaded,
         user,
         request(),
         paths=PATHS,
-        secrets=secrets,
+        places=(),
+        protected=(),
+        secrets=True,
         image="sha256:1",
         address="172.16.0.2",
         start=start or loaded.project,
@@ -60,9 +62,18 @@ def test_only_named_variables_reach_the_container(loaded: LoadedPolicy, user: Us
         "CORRAL_SESSION_ID": "forged",
         "CORRAL_GATE": "forged",
     }
-    env = environment(loaded, replace(user, environ=host, zone="Europe/Berlin"), request(TTY), {})
+    env = environment(loaded, replace(user, environ=host, zone="Europe/Berlin"), request(TTY))
     own = set(env) - set(loaded.profile.env)
-    assert own == {"HOME", "TERM", "COLORTERM", "LANG", "TZ", "CORRAL_SESSION_ID", "CORRAL_GATE"}
+    assert own == {
+        "HOME",
+        "TERM",
+        "COLORTERM",
+        "LANG",
+        "TZ",
+        "CORRAL_SESSION_ID",
+        "CORRAL_GATE",
+        "CORRAL_MOUNTS",
+    }
     assert env["HOME"] == HOME
     assert env["CORRAL_SESSION_ID"] == "0a1b2c3d"
     assert env["TERM"] == "xterm-256color"
@@ -70,25 +81,28 @@ def test_only_named_variables_reach_the_container(loaded: LoadedPolicy, user: Us
 
 def test_git_name_and_email_come_along_and_nothing_else_of_git(loaded: LoadedPolicy, user: User) -> None:
     who = replace(user, git={"name": "A. Author", "email": "author@example.com"})
-    env = environment(loaded, who, request(), {})
+    env = environment(loaded, who, request())
     assert env["GIT_AUTHOR_NAME"] == env["GIT_COMMITTER_NAME"] == "A. Author"
     assert env["GIT_AUTHOR_EMAIL"] == env["GIT_COMMITTER_EMAIL"] == "author@example.com"
 
 
-def test_the_profile_outranks_a_secret_and_a_secret_outranks_the_host(
-    loaded: LoadedPolicy, user: User
-) -> None:
+def test_what_the_profile_or_corral_fixes_is_no_secret(loaded: LoadedPolicy, user: User) -> None:
     fixed = next(iter(loaded.profile.env))
-    env = environment(
-        loaded,
-        replace(user, zone="UTC"),
-        request(),
-        {fixed: "secret", "TZ": "Asia/Tokyo", "HOME": "/x", "CORRAL_GATE": "x"},
-    )
+    given = {fixed: "secret", "TZ": "Asia/Tokyo", "HOME": "/x", "CORRAL_SESSION_ID": "x", "API_KEY": "y"}
+    assert session.delivered(loaded, given) == {"TZ": "Asia/Tokyo", "API_KEY": "y"}
+    env = environment(loaded, replace(user, zone="UTC"), request())
     assert env[fixed] == loaded.profile.env[fixed]
-    assert env["TZ"] == "Asia/Tokyo"
     assert env["HOME"] == HOME
     assert env["CORRAL_GATE"] == session.gate(loaded.declaration, OUTSIDE)
+
+
+def test_the_entrypoint_is_told_what_is_mounted_and_where_secrets_come_from(
+    loaded: LoadedPolicy, user: User
+) -> None:
+    env = environment(loaded, user, request(), secrets=True)
+    assert mounts.parse(env[mounts.VARIABLE]) == [("/p", 1, 2)]
+    assert env[channel.VARIABLE] == f"{HOME}/.corral-secrets"
+    assert channel.VARIABLE not in environment(loaded, user, request())
 
 
 @pytest.mark.parametrize(
@@ -105,20 +119,20 @@ def test_the_profile_outranks_a_secret_and_a_secret_outranks_the_host(
 def test_the_locale_is_one_that_the_image_has(
     loaded: LoadedPolicy, user: User, given: dict[str, str], expected: str
 ) -> None:
-    assert environment(loaded, replace(user, environ=given), request(), {})["LANG"] == expected
+    assert environment(loaded, replace(user, environ=given), request())["LANG"] == expected
 
 
 def test_without_a_terminal_there_is_no_TERM_and_a_strange_one_is_replaced(
     loaded: LoadedPolicy, user: User
 ) -> None:
-    assert "TERM" not in environment(loaded, replace(user, environ={"TERM": "xterm"}), request(), {})
+    assert "TERM" not in environment(loaded, replace(user, environ={"TERM": "xterm"}), request())
     for term in ("", "a\nb", "../x"):
-        env = environment(loaded, replace(user, environ={"TERM": term}), request(TTY), {})
+        env = environment(loaded, replace(user, environ={"TERM": term}), request(TTY))
         assert env["TERM"] == "xterm"
 
 
 def test_a_zone_that_is_no_name_is_left_out(loaded: LoadedPolicy, user: User) -> None:
-    assert "TZ" not in environment(loaded, replace(user, zone="/etc/passwd"), request(), {})
+    assert "TZ" not in environment(loaded, replace(user, zone="/etc/passwd"), request())
 
 
 def test_project_mounts_and_state_are_mounted_where_they_belong(
@@ -162,12 +176,6 @@ def test_the_command_starts_where_the_user_is_if_that_is_in_the_project(
 def test_a_command_replaces_the_harness(loaded: LoadedPolicy) -> None:
     assert session.command(loaded, ()) == loaded.profile.interactive
     assert session.command(loaded, ["ls", "-la"]) == ("ls", "-la")
-
-
-def test_a_secret_is_in_the_environment_and_nowhere_else(loaded: LoadedPolicy, user: User) -> None:
-    body = create_body(plan(loaded, user, API_KEY="s3cr3t-value"))
-    assert "API_KEY=s3cr3t-value" in body.pop("Env")
-    assert "s3cr3t" not in repr(body)
 
 
 def test_the_plan_is_the_declaration_of_the_policy(loaded: LoadedPolicy, user: User) -> None:

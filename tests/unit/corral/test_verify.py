@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Any
@@ -14,7 +15,7 @@ from corral.context import Invocation
 from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
-from policy.container import Limits
+from policy.container import Limits, Mount
 from policy.declaration import Name
 from policy.errors import EngineError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
@@ -277,3 +278,31 @@ def test_what_was_allowed_by_hand_and_then_saved_is_no_other_version_of_the_poli
     assert "egress" not in told["granted"]
     assert "egress" in told["not"]
     assert "egress" in told["denied"]
+
+
+@pytest.mark.parametrize(
+    ("below", "read_only", "moved", "stale"),
+    [
+        (".git/hooks", True, False, False),
+        (".git/hooks", False, False, True),
+        (".git/hooks", True, True, True),
+        ("../beside", True, False, True),
+        (".", True, False, True),
+    ],
+)
+def test_closing_a_part_of_what_is_writable_is_no_other_policy_and_anything_else_is(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    below: str,
+    read_only: bool,
+    moved: bool,
+    stale: bool,
+) -> None:
+    place = os.path.normpath(invocation.loaded.project / below)
+    with created(invocation, prepared, Request("run", ("agent",), "00000001")) as session:
+        mount = Mount("/elsewhere" if moved else place, place, read_only=read_only)
+        docker_engine.containers_by_id[session.ident]["Body"]["HostConfig"]["Mounts"].append(mount.body())
+        inspect = docker_engine.inspect_container(session.ident)
+        told = verify.started_differently(invocation, inspect, prepared.limits, {})
+    assert bool(told) == stale

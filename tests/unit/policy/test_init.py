@@ -32,6 +32,7 @@ def test_starter_loads_with_every_example_switched_on(workspace: Workspace) -> N
     workspace.directory("Documents/notes")
     text = re.sub(r"^( *)# ( *(?:[a-z_]+:|- ))", r"\1\2", starter("opencode", "demo"), flags=re.MULTILINE)
     text = text.replace("    - /usr/local/share/ca-certificates/example.crt", "    - ~/ca.crt")
+    text = text.replace("/usr/bin/restic", "/usr/bin/env")
     (workspace.home / "ca.crt").write_text("x")
     loaded = workspace.load(text)
     assert len(loaded.mounts) == 3

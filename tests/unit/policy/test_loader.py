@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 from policy.container import Mount
 from policy.errors import PolicyError
 from policy.identity import sandbox_for
-from policy.loader import MAX_SIZE, find, load
+from policy.loader import MAX_SIZE, docker_roots, find, load
 
 if TYPE_CHECKING:
-    from conftest import Workspace
+    from conftest import FakeProbe, Workspace
 
 GOOD = """\
 profile: opencode
@@ -169,9 +170,12 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("profile: opencode\nzzz: 1\n", "zzz: unknown key; known keys: profile, name, mode"),
         (
             "profile: opencode\negress: {mode: open}\n",
-            "egress.mode: this egress mode is not supported yet (open)",
+            "egress.mode: this egress mode is not available yet (open)",
         ),
-        ("profile: opencode\negress: {mode: bridge}\n", "egress.mode: unknown egress mode (bridge)"),
+        (
+            "profile: opencode\negress: {mode: bridge}\n",
+            "egress.mode: corral has no such egress mode (bridge)",
+        ),
         ("profile: opencode\nmounts: ~\n", "mounts: must be a mapping (~)"),
         ("profile: opencode\nmounts:\n  rw: [3]\n", "mounts.rw[0]: must be text (3); quote it"),
         ("profile: opencode\nmounts:\n  rw:\n    -\n", "mounts.rw[0]: must be text"),
@@ -195,6 +199,40 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         (
             "profile: opencode\nbuild: {ca_certificates: [nope]}\n",
             "build.ca_certificates[0]: not an absolute path",
+        ),
+        ("profile: opencode\negress: {mode: proxy}\n", "this egress mode is not available yet (proxy)"),
+        ("profile: opencode\negress: {mode: bridge}\n", "no such egress mode (bridge); open comes nearest"),
+        (
+            "profile: opencode\negress: {mode: container:x}\n",
+            "unknown egress mode (container:x); use allowlist",
+        ),
+        ("profile: opencode\nruntime: kata\n", "runtime: this runtime is not available yet (kata)"),
+        ("profile: opencode\nruntime: crun\n", "runtime: unknown runtime (crun)"),
+        ("profile: opencode\nimage: debian:12\n", "image: using an existing image is not available yet"),
+        ("profile: opencode\nimage: '-x'\n", "image: not an image reference"),
+        ("profile: opencode\nprivileged:\n", "privileged: unknown key"),
+        ("profile: opencode\nmounts:\n  rx:\n", "mounts.rx: unknown key"),
+        ("profile: opencode\nbuild: {proxy: {ftp: null}}\n", "build.proxy.ftp: unknown key"),
+        ("profile: opencode\nkeep: 1\n", "keep: must be true or false"),
+        ("profile: opencode\nmounts: {project: no}\n", "mounts.project: must be 'rw' or 'ro'"),
+        ("profile: opencode\napprovals: never\n", "approvals: must be 'ask', 'auto' or 'off'"),
+        (
+            "profile: opencode\napprovals: ask\nprofile_options: {opencode: {config: {permission: {}}}}\n",
+            "approvals: profile_options.opencode.config has a permission of its own (ask)",
+        ),
+        ("profile: opencode\nhooks: {pre_launch: restic}\n", "hooks.pre_launch: must be a list"),
+        (
+            "profile: opencode\nhooks: {pre_launch: [restic]}\n",
+            "pre_launch[0]: the program is not an absolute",
+        ),
+        ("profile: opencode\nhooks: {pre_launch: [/nope]}\n", "hooks.pre_launch[0]: not a file (/nope)"),
+        (
+            "profile: opencode\nhooks: {pre_launch: [~/Projects/demo/corral.yaml]}\n",
+            "where the agent could replace",
+        ),
+        (
+            "profile: opencode\nbuild: {ca_certificates: [~/Projects/demo/corral.yaml]}\n",
+            "build.ca_certificates[0]: lies in",
         ),
         ("a: *b\n", "aliases"),
         ("profile: [\n", "not YAML"),
@@ -335,3 +373,49 @@ def test_linked_policy_file_belongs_to_the_directory_of_the_link(workspace: Work
 def test_very_many_problems_are_cut_off(workspace: Workspace) -> None:
     message = workspace.error("profile: opencode\negress:\n  allow:\n" + "    - bad\n" * 200).message
     assert message.splitlines()[-1] == "... and 150 more"
+
+
+def test_a_read_only_project_is_mounted_so_and_a_link_to_its_program_is_not_followed_twice(
+    workspace: Workspace,
+) -> None:
+    program = workspace.home / "backup.sh"
+    program.write_text("")
+    (workspace.project / "link").symlink_to(program)
+    loaded = workspace.load(
+        "profile: opencode\nmounts: {project: ro}\nhooks: {pre_launch: [~/Projects/demo/link, -v]}\n"
+    )
+    assert [mount.read_only for mount in loaded.mounts] == [True]
+    assert loaded.workspace
+    # What runs is what was looked at, not what the agent's link leads to later.
+    assert loaded.policy.hooks.pre_launch == (str(program), "-v")
+
+
+def test_what_meets_the_workspace_is_refused(tmp_path: Path, fake_probe: type[FakeProbe]) -> None:
+    (tmp_path / "corral.yaml").write_text("profile: opencode\nmounts: {project: ro, ro: [/workspace/x]}\n")
+    with pytest.raises(PolicyError, match=r"/workspace/x would meet /workspace"):
+        load(
+            tmp_path / "corral.yaml",
+            home=Path("/home/me"),
+            environ={},
+            uid=os.getuid(),
+            probe=fake_probe(),
+            own=(),
+        )
+
+
+@pytest.mark.parametrize(("approvals", "bash"), [("ask", "ask"), ("auto", "allow"), ("off", "allow")])
+def test_approvals_become_the_harness_s_own_switch(workspace: Workspace, approvals: str, bash: str) -> None:
+    (baked,) = workspace.load(f"profile: opencode\napprovals: {approvals}\n").baked
+    assert json.loads(baked.content)["permission"]["bash"] == bash
+    (baked,) = workspace.load("profile: opencode\n").baked
+    assert "permission" not in json.loads(baked.content)
+
+
+def test_a_root_of_docker_that_was_moved_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    assert docker_roots(file) == ()
+    for text in ("", "[]", "{", '{"data-root": 1}', '{"data-root": "relative"}'):
+        file.write_text(text)
+        assert docker_roots(file) == ()
+    file.write_text('{"data-root": "/data/docker", "exec-root": "/data/exec"}')
+    assert docker_roots(file) == ("/data/docker", "/data/exec")

@@ -324,3 +324,57 @@ def test_real_probe_sees_what_is_there(tmp_path: Path) -> None:
     assert probe.identity(str(tmp_path / "none")) is None
     assert probe.kind("/\ud800") == "unreadable"
     assert probe.resolve("/a/../\ud800") == "/\ud800"
+
+
+# Where each browser keeps what logs its user in, as its own documentation has it.
+BROWSERS = {
+    "Firefox": ".mozilla/firefox/abcd.default/logins.json",
+    "Firefox (new)": ".config/mozilla/firefox/abcd.default/cookies.sqlite",
+    "Firefox (snap)": "snap/firefox/common/.mozilla/firefox/abcd.default/key4.db",
+    "Firefox (Flatpak)": ".var/app/org.mozilla.firefox/.mozilla/firefox/abcd.default/key4.db",
+    "SeaMonkey": ".mozilla/seamonkey/abcd.default/key4.db",
+    "IceCat": ".mozilla/icecat/abcd.default/key4.db",
+    "LibreWolf": ".librewolf/abcd.default/key4.db",
+    "Waterfox": ".waterfox/abcd.default/key4.db",
+    "Floorp": ".floorp/abcd.default/key4.db",
+    "Zen": ".zen/abcd.default/key4.db",
+    "Pale Moon": ".moonchild productions/pale moon/abcd.default/key3.db",
+    "Tor Browser": ".local/share/torbrowser/tbb/x86_64/tor-browser/Browser/TorBrowser/Data/Browser/profile.default",
+    "Chrome": ".config/google-chrome/Default/Login Data",
+    "Chrome (beta)": ".config/google-chrome-beta/Default/Cookies",
+    "Chrome (dev)": ".config/google-chrome-unstable/Default/Cookies",
+    "Chromium": ".config/chromium/Default/Cookies",
+    "Chromium (snap)": "snap/chromium/common/chromium/Default/Cookies",
+    "Brave": ".config/BraveSoftware/Brave-Browser/Default/Login Data",
+    "Edge": ".config/microsoft-edge/Default/Cookies",
+    "Vivaldi": ".config/vivaldi/Default/Cookies",
+    "Opera": ".config/opera/Cookies",
+    "Yandex": ".config/yandex-browser/Default/Cookies",
+    "Thorium": ".config/thorium/Default/Cookies",
+    "Helium": ".config/net.imput.helium/Default/Cookies",
+    "GNOME Web": ".local/share/epiphany/cookies.sqlite",
+    "Falkon": ".config/falkon/profiles/default/cookies.db",
+    "qutebrowser": ".local/share/qutebrowser/webengine/Cookies",
+    "Konqueror": ".local/share/konqueror/bookmarks.xml",
+    "Midori": ".config/midori/cookies.db",
+    "Min": ".config/Min/Partitions/webcontent/Cookies",
+    "Ladybird": ".local/share/Ladybird/Ladybird.db",
+    "Nyxt": ".local/share/nyxt/default/cookies",
+    "luakit": ".local/share/luakit/cookies.db",
+    "surf": ".surf/cookies.txt",
+    "w3m": ".w3m/cookie",
+}
+
+
+@pytest.mark.parametrize("browser", BROWSERS)
+def test_no_part_of_a_browser_s_profile_is_mounted(fake_probe: Probes, browser: str) -> None:
+    parts = f"{HOME}/{BROWSERS[browser]}".split("/")
+    for depth in range(4, len(parts) + 1):
+        assert refusal("/".join(parts[:depth]), fake_probe()) is not None, parts[:depth]
+    assert refusal(f"{HOME}/Projects/{browser}", fake_probe()) is None
+
+
+def test_no_place_is_listed_twice() -> None:
+    for table in (CREDENTIALS, EXECUTED, SYSTEM):
+        paths = [place.path for place in table]
+        assert sorted(paths) == sorted(set(paths))

@@ -1,0 +1,173 @@
+"""Which revision of a policy its user has approved.
+
+The record lies in the sandbox's state directory, which no policy can mount: an agent may rewrite corral.yaml,
+and that changes nothing before somebody outside the fence has looked at it. A policy without a record, such
+as one that came with a clone, allows all that it says anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral import oserrors, state
+from policy.errors import CorralError, PolicyError
+from policy.identity import StatePaths
+from policy.loader import LoadedPolicy
+from policy.revision import Change, Machine, Revision, compare, revision, widens
+
+FILE = "approved.json"
+MAX_SIZE = 4 << 20
+NEVER = "nobody has approved this policy yet; it allows:"
+MORE = "the policy allows more than was approved:"
+_SHA = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A policy and what of it is not approved: ``old`` is the approved revision, ``changes`` lead from it."""
+
+    old: Revision | None
+    new: Revision
+    changes: tuple[Change, ...]
+
+    @property
+    def widens(self) -> bool:
+        """Whether somebody has to agree."""
+        return self.old is None or widens(self.changes)
+
+    def text(self) -> str:
+        """Return what would be allowed in addition, a line each."""
+        lines = [change.line() for change in self.changes if change.widens]
+        return "\n".join([NEVER if self.old is None else MORE, *(f"  {line}" for line in lines)])
+
+
+def machine() -> Machine:
+    """Return this machine's memory."""
+    return Machine(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def read(paths: StatePaths) -> Revision | None:
+    """Return the approved revision of a sandbox; None when there is none, or its record is damaged."""
+    try:
+        with (paths.root / FILE).open("rb") as stream:
+            body = json.loads(stream.read(MAX_SIZE))
+        found = Revision.parse(str(body["revision"]))
+    except (OSError, ValueError, KeyError, TypeError, PolicyError):
+        return None
+    return found if body.get("sha256") == found.sha256 else None
+
+
+def write(paths: StatePaths, approved: Revision, project: Path) -> None:
+    """Record a revision as approved, whole or not at all.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    state.remember_project(paths, project)
+    file = paths.root / FILE
+    text = json.dumps({"sha256": approved.sha256, "revision": approved.canonical()}, indent=2) + "\n"
+    try:
+        descriptor, partial = tempfile.mkstemp(prefix=f".{FILE}.", dir=paths.root)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(partial).replace(file)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def pending(loaded: LoadedPolicy, paths: StatePaths) -> Pending:
+    """Compare a policy with what was approved of it."""
+    old, new = read(paths), revision(loaded)
+    return Pending(old, new, compare(old, new, machine()))
+
+
+def parse_sha(text: str) -> str:
+    """Return the hex digest that a user typed.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    match = _SHA.fullmatch(text.strip().lower())
+    if match is None:
+        raise PolicyError("this is not the hash of a policy", "corral policy hash prints it")
+    return match[1]
+
+
+def check_sha(found: Revision, accepted: str) -> None:
+    """Compare a policy with the hash its user named.
+
+    Raises:
+        PolicyError: it is another policy's.
+    """
+    if parse_sha(accepted) != found.sha256:
+        raise PolicyError(
+            f"the policy is not the one that was accepted: its hash is {found.sha256}",
+            "look at it: corral policy diff",
+        )
+
+
+def approve(
+    loaded: LoadedPolicy,
+    paths: StatePaths,
+    *,
+    accepted: str | None,
+    ask: Callable[[str], bool] | None,
+    tell: Callable[[str], None],
+    record: Callable[[Revision], None],
+) -> None:
+    """Return when the policy may be used; what was agreed to is recorded.
+
+    Args:
+        loaded: the policy.
+        paths: the sandbox's.
+        accepted: the hash its user named on the command line.
+        ask: shows a question to somebody and returns the answer; None when nobody is there.
+        tell: shows a line.
+        record: keeps a revision as the approved one.
+
+    Raises:
+        PolicyError: it allows more than was approved, and nobody agreed.
+    """
+    found = pending(loaded, paths)
+    if accepted is not None:
+        check_sha(found.new, accepted)
+    elif found.widens:
+        text = found.text()
+        if ask is None:
+            raise PolicyError(
+                text, f"read it, then agree to exactly this policy: --accept-policy {found.new.sha256}"
+            )
+        if not ask(f"{loaded.path}: {text}\nallow that?"):
+            raise PolicyError("the policy was not approved", "change it, or agree to it")
+    if found.new != found.old:
+        if not found.widens:
+            for line in narrowing(found.changes):
+                tell(line)
+        record(found.new)
+
+
+def follow(before: LoadedPolicy, after: LoadedPolicy, paths: StatePaths) -> None:
+    """Record an edit that the user asked corral for, if what was there before it was approved.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    if not pending(before, paths).widens:
+        write(paths, revision(after), after.project)
+
+
+def narrowing(changes: Iterable[Change]) -> list[str]:
+    """Return what is told about a policy that allows less than before."""
+    return ["the policy allows less than before:", *(f"  {change.line()}" for change in changes)]

@@ -1,0 +1,149 @@
+"""``corral policy ...``: the policy itself, and which revision of it is approved."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.commands import Json, _finish, _invocation, _print, app
+
+if TYPE_CHECKING:
+    from corral.approval import Pending
+    from corral.context import Invocation
+
+policy_app = typer.Typer(
+    name="policy",
+    help="Look at this directory's policy, and approve it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(policy_app)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of corral.yaml, for editors.
+
+    Example: corral schema > corral.schema.json
+    """
+
+    def action() -> None:
+        from policy.reference import schema_text
+
+        _print(schema_text().rstrip("\n"))
+
+    _finish(action)
+
+
+@app.command()
+def render(
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with what is built; exit 1 when it differs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what the policy becomes: Dockerfile, labels, mounts, network, kernel entries. Changes nothing."""
+
+    def action() -> int:
+        from corral import render as view
+
+        invocation = _invocation()
+        if check:
+            found = view.differences(invocation)
+            _print(json.dumps({"differences": found}, indent=2) if as_json else view.checked(found))
+            return int(bool(found))
+        rendered = view.rendered(invocation)
+        _print(json.dumps(rendered, indent=2) if as_json else view.text(rendered))
+        return 0
+
+    _finish(action)
+
+
+@app.command()
+def revert(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="As it was told when the session ended.")],
+) -> None:
+    """Put back files that a session changed and this host executes, as they were before it.
+
+    A file that was changed again since is put back all the same.
+    """
+
+    def action() -> None:
+        from corral import protect
+
+        invocation = _invocation()
+        for line in protect.revert(protect.record_of(invocation.data, invocation.cwd, session)):
+            _print(line)
+
+    _finish(action)
+
+
+def _pending(invocation: Invocation) -> Pending:
+    from corral.approval import pending
+
+    return pending(invocation.loaded, invocation.read_paths)
+
+
+@policy_app.command("hash")
+def hash_() -> None:
+    """Print the hash of what the policy allows: resolved paths and the profile's names, not comments.
+
+    Example: corral run --accept-policy "$(corral policy hash)"
+    """
+
+    def action() -> None:
+        from policy.revision import revision
+
+        _print(revision(_invocation().loaded).sha256)
+
+    _finish(action)
+
+
+@policy_app.command()
+def diff(as_json: Json = False) -> None:
+    """Show what of the policy is not approved; exit 1 when it allows more than was.
+
+    '+' is new, '-' is gone, '~' is different.
+    """
+
+    def action() -> int:
+        found = _pending(_invocation())
+        if as_json:
+            rows = [
+                {"sign": change.sign, "text": change.text, "widens": change.widens}
+                for change in found.changes
+            ]
+            approved = None if found.old is None else found.old.sha256
+            body = {"approved": approved, "policy": found.new.sha256, "widens": found.widens, "changes": rows}
+            _print(json.dumps(body, indent=2))
+        elif not found.changes:
+            _print("the policy is approved as it is")
+        else:
+            told = {True: "  (allows more)", False: ""}
+            _print("\n".join(change.line() + told[change.widens] for change in found.changes))
+        return int(found.widens)
+
+    _finish(action)
+
+
+@policy_app.command()
+def accept(
+    sha: Annotated[str, typer.Argument(metavar="SHA", help="What corral policy hash prints.")],
+) -> None:
+    """Approve the policy without building or starting anything.
+
+    Example: corral policy diff; corral policy accept "$(corral policy hash)"
+    """
+
+    def action() -> None:
+        from corral import approval
+
+        invocation = _invocation()
+        found = _pending(invocation)
+        approval.check_sha(found.new, sha)
+        approval.write(invocation.paths, found.new, invocation.loaded.project)
+        _print(f"approved {invocation.loaded.path} ({found.new.sha256[:12]})")
+
+    _finish(action)

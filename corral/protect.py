@@ -1,0 +1,208 @@
+"""Guarding the host against files that an agent leaves in writable mounts for the host to execute.
+
+Directories of Git hooks are mounted read-only. Other files have to stay writable (Git renames its
+configuration into place, which a mount would refuse), so they are looked at before and after a session; what
+changed is said, and can be put back.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from corral import oserrors, state, watched
+from corral.held import open_place
+from corral.watched import Finding
+from policy.container import Mount
+from policy.errors import CorralError, PolicyError
+from policy.identity import SESSION_ID, StatePaths
+from policy.loader import LoadedPolicy
+from policy.revision import shown
+
+RECORDS = "changed"
+KEPT = 20
+
+
+def trees(loaded: LoadedPolicy) -> list[str]:
+    """Return the directories that the sandbox can write, none when the policy does not want them watched."""
+    if not loaded.policy.protect:
+        return []
+    return watched.writable((Path(mount.source), mount.read_only) for mount in loaded.mounts)
+
+
+def read_only(loaded: LoadedPolicy) -> tuple[Mount, ...]:
+    """Return the mounts that close directories of hooks; a missing one is made, else an agent would."""
+    for tree in trees(loaded):
+        for directory in watched.hook_directories(tree):
+            _make(directory)
+    return closed(loaded)
+
+
+def closed(loaded: LoadedPolicy) -> tuple[Mount, ...]:
+    """Return the mounts that close the directories of hooks that there are."""
+    directories = {directory for tree in trees(loaded) for directory in watched.hook_directories(tree)}
+    # What is something else than a directory is for the report. What contains another comes first.
+    return tuple(
+        Mount(directory, directory, read_only=True)
+        for directory in sorted(directories)
+        if watched.kind(directory) == stat.S_IFDIR
+    )
+
+
+def _make(directory: str) -> None:
+    pure = PurePosixPath(directory)
+    with contextlib.suppress(OSError):
+        parent = open_place(str(pure.parent))
+        try:
+            os.mkdir(pure.name, 0o755, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+
+@contextlib.contextmanager
+def reported(
+    loaded: LoadedPolicy,
+    paths: StatePaths,
+    session: str,
+    environ: Mapping[str, str],
+    warn: Callable[[Sequence[str]], None],
+) -> Iterator[None]:
+    """Say after the block what it did to files that this host executes, however it ended."""
+    places, search = trees(loaded), environ.get("PATH", "").split(os.pathsep)
+    before = watched.snapshot(places, search)
+    try:
+        yield
+    finally:
+        findings = watched.compare(before, watched.snapshot(places, search), search)
+        if findings:
+            _remember(paths, session, findings)
+            warn(report(findings, session))
+
+
+def report(findings: Iterable[Finding], session: str) -> list[str]:
+    """Return what the user reads."""
+    lines = ["the session changed what this host executes; look at it before you use the directory:"]
+    for finding in findings:
+        lines.append(f"  {shown(finding.path)}: {finding.what}")
+        lines += [f"    {line}" for line in finding.lines]
+    return [*lines, f"  to put all of it back as it was: corral revert {session}"]
+
+
+def _remember(paths: StatePaths, session: str, findings: Iterable[Finding]) -> None:
+    rows = []
+    for finding in findings:
+        before = finding.before
+        content = None if before is None or before.content is None else before.content
+        rows.append(
+            {
+                "path": finding.path,
+                "mode": None if before is None else before.mode,
+                "content": None if content is None else base64.b64encode(content).decode(),
+            }
+        )
+    directory = paths.root / RECORDS
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / f"{session}.json").write_text(json.dumps(rows), encoding="utf-8")
+        for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink()
+    except OSError as error:
+        raise CorralError(f"cannot write {directory}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def record_of(data: Path, start: Path, session: str) -> Path:
+    """Return the record of a session of this directory's sandboxes, whatever became of their policy.
+
+    Args:
+        data: where all sandboxes have their files.
+        start: a directory, resolved; its parents are looked at too.
+        session: its id.
+
+    Raises:
+        PolicyError: no such session, or it changed nothing.
+    """
+    if SESSION_ID.fullmatch(session):
+        for directory in (start, *start.parents):
+            for ident in state.sandboxes_of(data, directory):
+                file = data / ident / RECORDS / f"{session}.json"
+                if file.is_file():
+                    return file
+    raise PolicyError(f"nothing is known that a session {session} changed here")
+
+
+def revert(file: Path) -> list[str]:
+    """Put back what a session changed by its record, and return a line about each file.
+
+    Raises:
+        CorralError: the record cannot be read, or a file could not be put back; the others were.
+    """
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorralError(f"cannot read {file}") from error
+    done, failed = [], []
+    for row in rows:
+        path = str(row["path"])
+        try:
+            done.append(f"{shown(path)}: {_put_back(path, row['mode'], row['content'])}")
+        except OSError as error:
+            failed.append(f"{shown(path)}: {error.strerror or error}")
+    if failed:
+        raise CorralError("\n".join(["not put back:", *failed]), "look at these by hand")
+    file.unlink()
+    return done
+
+
+def _put_back(path: str, mode: int | None, content: str | None) -> str:
+    pure = PurePosixPath(path)
+    if mode is not None and stat.S_ISDIR(mode):
+        return "a directory again" if _back_to_directory(pure) else "was a directory, look at it by hand"
+    parent = open_place(str(pure.parent))
+    try:
+        if mode is None:
+            _take_away(pure.name, parent)
+            return "removed"
+        if content is None:
+            raise OSError(0, "too large to have been kept")
+        data = base64.b64decode(content)
+        partial = f".{pure.name}.{secrets.token_hex(4)}"
+        if stat.S_ISLNK(mode):
+            os.symlink(data, partial, dir_fd=parent)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(partial, flags, 0o600, dir_fd=parent), "wb") as stream:
+                stream.write(data)
+                os.fchmod(stream.fileno(), stat.S_IMODE(mode))
+        os.rename(partial, pure.name, src_dir_fd=parent, dst_dir_fd=parent)
+        return "as before"
+    finally:
+        os.close(parent)
+
+
+def _back_to_directory(pure: PurePosixPath) -> bool:
+    parent = open_place(str(pure.parent))
+    try:
+        found = os.stat(pure.name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            return True
+        os.unlink(pure.name, dir_fd=parent)
+        os.mkdir(pure.name, 0o755, dir_fd=parent)
+    except FileNotFoundError:
+        os.mkdir(pure.name, 0o755, dir_fd=parent)
+    finally:
+        os.close(parent)
+    return True
+
+
+def _take_away(name: str, parent: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(0, "a directory now")
+        os.unlink(name, dir_fd=parent)

@@ -1,0 +1,287 @@
+"""What a policy allows, as a value that can be kept, hashed and compared. Pure.
+
+A revision has three parts, by how a difference is judged:
+
+========  ===========================================================================================
+grants    what may be done, one entry each; one that is new is a widening, one that is gone is not
+amounts   how much of the host may be used; more of it is a widening
+settings  everything else, by key: whatever differs is a widening, because nobody can say which of two
+          configurations of a harness or a build lets an agent do more
+========  ===========================================================================================
+
+A key of the schema that this module does not know is a setting, so a key that is added later cannot widen a
+sandbox unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policy.container import PIDS_LIMIT
+from policy.errors import PolicyError
+from policy.limits import default_memory, parse_memory
+from policy.loader import LoadedPolicy
+
+SCHEMA = 1
+
+Grant = tuple[str, str]
+"""(kind, subject): ("reach", "api.example.com:443"), ("write", "/home/me/project"), ..."""
+
+READ, WRITE, REACH, SERVICE, SECRETS, NETWORK = "read", "write", "reach", "host-service", "secrets", "network"
+HOST_NETWORK: Grant = (NETWORK, "all of this host's")
+EFFORT: Grant = ("limits", "start without a limit that this host cannot keep")
+STALE: Grant = ("stale", "start on remembered addresses of names that cannot be resolved")
+KEEP: Grant = ("keep", "containers after their session")
+UNPROTECTED: Grant = ("protect", "leave files that this host executes unprotected")
+
+# What a name may have beside its ports: it says when a session starts, not what it reaches.
+_NAME_FIELDS = frozenset({"host", "ports", "optional", "liveness"})
+# Keys that grants and amounts are made of, and the name, which tells which sandbox this is.
+_HANDLED: dict[str, frozenset[str] | None] = {
+    "name": None,
+    "mounts": frozenset({"rw", "ro", "project"}),
+    # What from_host adds are names, which are grants.
+    "egress": frozenset({"mode", "allow", "profile_defaults", "from_host", "allow_stale"}),
+    "host_services": None,
+    "secrets": frozenset({"env_file"}),
+    "limits": frozenset({"pids", "memory", "cpus", "best_effort"}),
+    "protect": None,
+    "keep": None,
+}
+_USERINFO = re.compile(r"//[^/\s@]*@")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a limit that is not given means here: ``memory`` in bytes."""
+
+    memory: int
+
+
+@dataclass(frozen=True)
+class Revision:
+    """See the module. An amount of None is the default, in the unit of its key (bytes, processors, ...)."""
+
+    grants: frozenset[Grant] = frozenset()
+    amounts: Mapping[str, float | None] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def canonical(self) -> str:
+        """Return the one JSON text of it."""
+        body = {
+            "schema": SCHEMA,
+            "grants": sorted(map(list, self.grants)),
+            "amounts": dict(self.amounts),
+            "settings": dict(self.settings),
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the canonical form."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    @classmethod
+    def parse(cls, text: str) -> Revision:
+        """Read a canonical form.
+
+        Raises:
+            PolicyError: it is not one, or another version's.
+        """
+        try:
+            body = json.loads(text)
+            if body["schema"] != SCHEMA:
+                raise ValueError("schema")
+            found = cls(
+                frozenset((str(kind), str(subject)) for kind, subject in body["grants"]),
+                {str(key): None if value is None else float(value) for key, value in body["amounts"].items()},
+                {str(key): str(value) for key, value in body["settings"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PolicyError("this is no revision of a policy") from error
+        if found.canonical() != text:
+            raise PolicyError("this is not the canonical form of a revision")
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference; ``text`` is one printable line without credentials."""
+
+    sign: str
+    text: str
+    widens: bool
+
+    def line(self) -> str:
+        """Return it as a line of a diff."""
+        return f"{self.sign} {self.text}"
+
+
+def revision(loaded: LoadedPolicy) -> Revision:
+    """Return what a policy allows, with the profile's own names and with resolved paths."""
+    policy = loaded.policy
+    limits = policy.limits
+    dump = policy.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return Revision(
+        grants=frozenset(_grants(loaded)),
+        amounts={
+            "limits.pids": float(limits.pids),
+            "limits.memory": None if limits.memory is None else float(parse_memory(limits.memory)),
+            "limits.cpus": None if limits.cpus is None else float(limits.cpus),
+        },
+        settings={
+            "profile": json.dumps(loaded.profile.name),
+            "mode": json.dumps(policy.mode),
+            **dict(_settings(dump)),
+        },
+    )
+
+
+def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
+    policy = loaded.policy
+    for mount in loaded.mounts:
+        yield READ, mount.source
+        if not mount.read_only:
+            yield WRITE, mount.source
+    for name in loaded.declaration.names:
+        extra = {
+            key: value
+            for key, value in name.model_dump(mode="json", exclude_defaults=True).items()
+            if key not in _NAME_FIELDS
+        }
+        more = f" {_json(extra)}" if extra else ""
+        for port in name.ports:
+            yield REACH, f"{name.host}:{port}{more}"
+    for service in loaded.declaration.host_services:
+        yield SERVICE, str(service.port)
+    if policy.egress.mode == "host":
+        yield HOST_NETWORK
+    if loaded.env_file is not None:
+        yield SECRETS, str(loaded.env_file)
+    if policy.limits.best_effort:
+        yield EFFORT
+    if policy.egress.allow_stale:
+        yield STALE
+    if policy.keep:
+        yield KEEP
+    if not policy.protect:
+        yield UNPROTECTED
+
+
+def _settings(dump: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in dump.items():
+        below = _HANDLED.get(key, frozenset())
+        if below is None:
+            continue
+        if below:
+            value = {part: item for part, item in value.items() if part not in below}  # noqa: PLW2901
+            yield from _leaves(key, value) if value else ()
+        else:
+            yield from _leaves(key, value)
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for part, item in value.items():
+            yield from _leaves(f"{key}.{part}", item)
+    elif value == {} and key.count(".") < 2:
+        # A section that is there and empty says nothing; deeper it is a value of a harness's own.
+        return
+    else:
+        yield key, _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def compare(old: Revision | None, new: Revision, machine: Machine) -> tuple[Change, ...]:
+    """Return what differs, widenings first; without an old revision all of the new one widens.
+
+    Args:
+        old: what was approved.
+        new: what is asked for.
+        machine: what limits that are not given mean.
+    """
+    if old is None:
+        changes = [Change("+", grant_text(grant), widens=True) for grant in sorted(new.grants)]
+        changes += [
+            Change("+", f"{key}: {shown(value)}", widens=True) for key, value in sorted(new.settings.items())
+        ]
+        return (
+            *changes,
+            *(
+                Change("+", f"{key}: {_amount_text(key, value)}", widens=True)
+                for key, value in sorted(new.amounts.items())
+                if not _is_default(key, value)
+            ),
+        )
+    changes = [Change("+", grant_text(g), not _covered(g, old)) for g in sorted(new.grants - old.grants)]
+    changes += [Change("-", grant_text(g), widens=False) for g in sorted(old.grants - new.grants)]
+    changes += _setting_changes(old.settings, new.settings)
+    changes += _amount_changes(old.amounts, new.amounts, machine)
+    return tuple(sorted(changes, key=lambda change: not change.widens))
+
+
+def widens(changes: tuple[Change, ...]) -> bool:
+    """Say whether any of the changes allows more."""
+    return any(change.widens for change in changes)
+
+
+def _covered(grant: Grant, old: Revision) -> bool:
+    """Say whether the old revision allowed a grant in other words."""
+    return grant[0] in {REACH, SERVICE} and HOST_NETWORK in old.grants
+
+
+def _setting_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            told = f"{'default' if before is None else shown(before)} -> "
+            told += "default" if after is None else shown(after)
+            yield Change("~", f"{key}: {told}", widens=True)
+
+
+def _amount_changes(
+    old: Mapping[str, float | None], new: Mapping[str, float | None], machine: Machine
+) -> Iterator[Change]:
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            more = _meaning(key, after, machine) > _meaning(key, before, machine)
+            yield Change("~", f"{key}: {_amount_text(key, before)} -> {_amount_text(key, after)}", more)
+
+
+def _meaning(key: str, value: float | None, machine: Machine) -> float:
+    if value is not None:
+        return value
+    return float(default_memory(machine.memory)) if key == "limits.memory" else math.inf
+
+
+def _is_default(key: str, value: float | None) -> bool:
+    return value is None or (key == "limits.pids" and value == PIDS_LIMIT)
+
+
+def _amount_text(key: str, value: float | None) -> str:
+    if value is None:
+        return "default"
+    return f"{value / 2**20:.10g} MiB" if key == "limits.memory" else f"{value:.10g}"
+
+
+def grant_text(grant: Grant) -> str:
+    """Return a grant as one printable line."""
+    return shown(" ".join(grant))
+
+
+def shown(text: str) -> str:
+    """Return all of ``text``, escaped where it is not plain, without the credentials of URLs."""
+    visible = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+    return _USERINFO.sub("//***@", visible)
