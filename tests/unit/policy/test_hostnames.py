@@ -3,10 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policy.clientfiles import git_urls
 from policy.declaration import Declaration, Name
 from policy.hostnames import Found, FromHost, declared, from_host
+from policy.hosts import parse_host
 from policy.schema import Build
 
 from .conftest import Workspace
@@ -155,3 +158,26 @@ def test_allow_stale_is_in_the_label_when_it_is_true_and_only_then(workspace: Wo
     assert stale.allow_stale
     assert Declaration.from_label(stale.to_label()) == stale
     assert Declaration.from_label(plain.to_label()) == plain
+
+
+URLS = st.one_of(
+    st.text(max_size=40),
+    st.from_regex(r"(https?|ssh|file)://([a-z.-]{0,12}@)?[a-z0-9.\[\]:-]{0,24}(:[0-9]{0,6})?(/[ -~]{0,10})?"),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(URLS, max_size=4), st.text(max_size=60))
+def test_whatever_the_files_hold_only_names_a_policy_may_have_come_out(urls: list[str], noise: str) -> None:
+    files = {
+        NPMRC: "\n".join([noise, *(f"registry={url}\n@x:registry = {url}" for url in urls)]),
+        "/etc/pip.conf": "[global]\nextra-index-url = " + "\n  ".join(urls) + "\n" + noise,
+        "/etc/apt/sources.list": "\n".join(f"deb {url} bookworm main" for url in urls) + noise,
+        f"{HOME}/.gitconfig": "\n".join(f'[url "{url}"]' for url in urls) + noise,
+    }
+    result = found(files, "npm", "pip", "apt", "git", PIP_EXTRA_INDEX_URL=" ".join(urls))
+    for one in result.found:
+        assert parse_host(one.host) == one.host
+        assert 0 < one.port < 65536
+        assert one.port not in (53, 853)
+    assert all(note.isprintable() for note in result.notes)
