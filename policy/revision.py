@@ -139,6 +139,7 @@ def revision(loaded: LoadedPolicy) -> Revision:
             "profile": json.dumps(loaded.profile.name),
             "mode": json.dumps(policy.mode),
             **dict(_settings(dump)),
+            **dict(_unknown(loaded)),
         },
     )
 
@@ -158,6 +159,10 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
         more = f" {_json(extra)}" if extra else ""
         for port in name.ports:
             yield REACH, f"{name.host}:{port}{more}"
+    declared = {name.host for name in loaded.declaration.names}
+    for entry in policy.egress.allow:
+        if entry.host not in declared:
+            yield from ((REACH, f"{entry.host}:{port}") for port in entry.ports)
     for service in loaded.declaration.host_services:
         yield SERVICE, str(service.port)
     if policy.egress.mode == "host":
@@ -172,6 +177,17 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
         yield KEEP
     if not policy.protect:
         yield UNPROTECTED
+
+
+def _unknown(loaded: LoadedPolicy) -> Iterator[tuple[str, str]]:
+    """Yield what entries and the declaration have beside what grants are made of."""
+    for entry in loaded.policy.egress.allow:
+        for key, value in entry.model_dump(mode="json", exclude_defaults=True).items():
+            if key not in _NAME_FIELDS:
+                yield f"egress.allow.{entry.host}.{key}", _json(value)
+    for key, value in loaded.declaration.model_dump(mode="json", exclude_defaults=True).items():
+        if key not in {"names", "host_services"}:
+            yield f"declaration.{key}", _json(value)
 
 
 def _settings(dump: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policy import profiles
+from policy.declaration import Declaration, Name
 from policy.errors import PolicyError
 from policy.identity import sandbox_for
 from policy.limits import parse_memory
 from policy.loader import LoadedPolicy
 from policy.revision import Machine, Revision, compare, revision, widens
-from policy.schema import Policy, effective_declaration
+from policy.schema import AllowEntry, Policy, effective_declaration
 
 Raw = dict[str, Any]
 
@@ -254,3 +256,30 @@ def test_every_key_of_the_schema_has_a_part_in_the_revision() -> None:
     assert {"profile", "name", *fixed, *changed} == set(Policy.model_fields)
     for key, value in changed.items():
         assert revision(loaded({key: value})) != revision(loaded(base)), key
+
+
+def test_what_a_later_schema_adds_to_entries_names_and_the_declaration_is_not_overlooked() -> None:
+    class LaterEntry(AllowEntry):
+        stale: bool = False
+
+    class LaterName(Name):
+        stale: bool = False
+
+    class LaterDeclaration(Declaration):
+        zones: tuple[str, ...] = ()
+
+    base = loaded({"egress": {"profile_defaults": False, "allow": ["a.example.com"]}})
+
+    def allowing(entry: AllowEntry) -> LoadedPolicy:
+        egress = base.policy.egress.model_copy(update={"allow": (entry,)})
+        return replace(base, policy=base.policy.model_copy(update={"egress": egress}))
+
+    later = [
+        allowing(LaterEntry(host="a.example.com", stale=True)),
+        # An entry that is no name, such as a whole zone.
+        allowing(AllowEntry(host="b.example.com")),
+        replace(base, declaration=Declaration(names=(LaterName(host="a.example.com", stale=True),))),
+        replace(base, declaration=LaterDeclaration(names=base.declaration.names, zones=("example.com",))),
+    ]
+    for found in later:
+        assert widens(compare(revision(base), revision(found), MACHINE))
