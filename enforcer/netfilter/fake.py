@@ -91,7 +91,12 @@ class FakeKernel:
         if self.sources is not None:
             kinds[DENIED] = SET_TYPES[DENIED]
         return Observed(
-            copy.deepcopy(self.tables), self.backstop, self.gateways, self.owners, kinds, self.bridge_filter
+            copy.deepcopy(self.tables),
+            self.backstop,
+            self.gateways,
+            self.owners,
+            kinds,
+            bridge_filter=self.bridge_filter,
         )
 
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
@@ -102,6 +107,10 @@ class FakeKernel:
     def filtering(self) -> bool:
         """See Kernel."""
         return self.bridge_filter == (1, 1)
+
+    def moved(self) -> bool:
+        """See Kernel."""
+        return False
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""
