@@ -108,7 +108,7 @@ class FakeKernel:
         """See Kernel."""
         return self.bridge_filter == (1, 1)
 
-    def moved(self) -> bool:
+    def unannounced(self) -> bool:
         """See Kernel."""
         return False
 

@@ -65,7 +65,7 @@ class Kernel(Protocol):
     def filtering(self) -> bool:
         """Tell whether packets between ports of one bridge meet the rules; cheap."""
 
-    def moved(self) -> bool:
+    def unannounced(self) -> bool:
         """Tell whether something the rules depend on changed without a notification; cheap."""
 
     def carry_out(self, todo: Plan) -> None:
@@ -283,10 +283,10 @@ class RealKernel:
         """See Kernel."""
         return self._read_filter("iptables") == 1 and self._read_filter("ip6tables") == 1
 
-    def moved(self) -> bool:
+    def unannounced(self) -> bool:
         """See Kernel."""
         try:
-            return self._detector is not None and self._detector.moved()
+            return self._detector is not None and self._detector.unannounced()
         except (OSError, ToolError):
             # The audit that follows says what it is.
             return True

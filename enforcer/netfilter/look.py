@@ -155,7 +155,7 @@ class Detector:
             partial.write_text(f"{choice.driver}{' settled' if choice.settled else ''}\n")
             partial.replace(self.remember)
 
-    def moved(self) -> bool:
+    def unannounced(self) -> bool:
         """Tell whether something changed since the last look that no notification tells."""
         return self.glance() != self._glance
 

@@ -126,7 +126,7 @@ class Server:
         if now >= self._next_filter:
             self._next_filter = now + FILTER_EVERY
             kernel = self.writer.kernel
-            if not self.writer.unsettled and (not kernel.filtering() or kernel.moved()):
+            if not self.writer.unsettled and (not kernel.filtering() or kernel.unannounced()):
                 self._dirty = now
         if now >= self._next_audit or (self._dirty is not None and now >= self._dirty):
             self._audit("a change by others" if self._dirty is not None else "the timer")
