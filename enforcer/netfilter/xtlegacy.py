@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import socket
 import struct
@@ -26,9 +27,6 @@ MODULES = {(4, "filter"): "iptable_filter", (4, "nat"): "iptable_nat", (6, "filt
 NAMES = {4: "ip_tables_names", 6: "ip6_tables_names"}
 VERDICTS = {-1: "DROP", -2: "ACCEPT", -4: "QUEUE", -5: "RETURN"}
 TRIES = 5
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class ReadError(OSError):
     """A table cannot be read."""
@@ -111,10 +109,16 @@ def read(family: int, table: str) -> Table:
     raise ReadError(errno.EAGAIN, f"legacy table {table}: it changes all the time")
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _ask(sock: socket.socket, level: int, option: int, request: bytes, size: int) -> bytes:
     buffer = ctypes.create_string_buffer(request, max(size, len(request)))
     length = ctypes.c_uint32(size)
-    if _libc.getsockopt(sock.fileno(), level, option, buffer, ctypes.byref(length)):
+    # Loaded where it is needed, which is on few hosts.
+    if _libc().getsockopt(sock.fileno(), level, option, buffer, ctypes.byref(length)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return buffer.raw[: length.value]
