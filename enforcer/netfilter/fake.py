@@ -34,6 +34,7 @@ class FakeKernel:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.driver = "nft"
         self.tables: dict[tuple[int, str], Table] = {
             (family, table): {chain: [] for chain in BUILTIN[table]}
             for family, table in ((4, "filter"), (4, "nat"), (6, "filter"))

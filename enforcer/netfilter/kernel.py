@@ -47,6 +47,10 @@ class KernelError(Exception):
 class Kernel(Protocol):
     """What the writer needs of a kernel. Every method raises KernelError when it cannot do its work."""
 
+    @property
+    def driver(self) -> str:
+        """Where the decision is: nft, legacy or own."""
+
     def links(self) -> tuple[Link, ...]:
         """Return corral's bridges with their addresses."""
 
@@ -134,7 +138,7 @@ class RealKernel:
 
     @property
     def driver(self) -> str:
-        """The driver whose sets are in use."""
+        """See Kernel."""
         return self._active or self._fixed.driver
 
     @property

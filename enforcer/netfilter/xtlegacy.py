@@ -28,6 +28,7 @@ NAMES = {4: "ip_tables_names", 6: "ip6_tables_names"}
 VERDICTS = {-1: "DROP", -2: "ACCEPT", -4: "QUEUE", -5: "RETURN"}
 TRIES = 5
 
+
 class ReadError(OSError):
     """A table cannot be read."""
 
