@@ -34,6 +34,7 @@ from enforcer.netfilter.tables import LegacyTables, NftTables, Tables
 from enforcer.netfilter.writer import GiveUp, Writer
 
 CONFIG = Path("/etc/corral/netfilter.json")
+DECIDED = Path("/run/corral-netfilter/driver")
 LISTEN_FD = 3
 
 log = logging.getLogger("corral.netfilter")
@@ -88,10 +89,10 @@ def _writer(path: Path | None) -> Writer:
             raise KernelError(f"the claims cannot be saved: {error}") from error
 
     claims = _read_claims(path)
-    # What was decided outlives the writer; at the boot nothing is known yet.
-    remember = path.with_name("driver") if path is not None else None
+    # What was decided outlives the writer. The boot-time run may come later than the boot: an upgrade.
+    remember = path.with_name("driver") if path is not None else DECIDED
     tables: dict[str, Tables] = {NFT: NftTables(process.run), LEGACY: LegacyTables()}
-    detector = Detector(tables[NFT], tables[LEGACY], remember)
+    detector = Detector(tables[NFT], tables[LEGACY], remember, keep=path is not None)
     kernel = RealKernel(hold=path is not None, detector=detector, tables=tables)
     journal = Log(skeleton.nflog_group) if path is not None else None
     return Writer(

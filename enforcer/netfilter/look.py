@@ -102,11 +102,15 @@ def usable(search: Iterable[str] = SEARCH) -> frozenset[str]:
 
 @dataclass
 class Detector:
-    """Looks, decides, and remembers what was decided. ``remember`` is a file that outlives the writer."""
+    """Looks, decides, and remembers what was decided.
+
+    ``remember`` is a file that outlives the writer; without ``keep`` it is only read.
+    """
 
     nft: tables.Tables
     legacy: tables.Tables
     remember: Path | None = None
+    keep: bool = True
     bridges: Callable[[], frozenset[str]] = bridges
     alternative: Callable[[], str] = alternative
     usable: Callable[[], frozenset[str]] = usable
@@ -150,7 +154,7 @@ class Detector:
     def decided(self, choice: Choice) -> None:
         """Remember what is in force now."""
         self.current, self.settled = choice.driver, choice.settled
-        if self.remember is not None:
+        if self.remember is not None and self.keep:
             partial = self.remember.with_suffix(".new")
             partial.write_text(f"{choice.driver}{' settled' if choice.settled else ''}\n")
             partial.replace(self.remember)
