@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from enforcer.netfilter.detect import LEGACY, NFT, OWN
 from enforcer.netfilter.kernel import RealKernel
 from enforcer.netfilter.look import Detector
 from enforcer.netfilter.skeleton import PINS
-from enforcer.netfilter.tables import LegacyTables, NftTables, Tables
+from enforcer.netfilter.tables import LOCK, LegacyTables, NftTables, Tables
 from enforcer.netfilter.writer import Writer
 
 from .conftest import program, sh
@@ -266,3 +270,51 @@ def test_a_legacy_table_is_read_as_its_own_program_prints_it(hosts: Hosts, engin
             for line, words in zip(lines, printed, strict=True):
                 assert set(line.split()) <= {word.strip('"') for word in words}
     assert read["DOCKER"] == ["! -i docker0 -o docker0 -j ACCEPT", ""]
+
+
+CONFINED = """
+import ctypes, json, sys
+assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0  # PR_SET_MDWE
+sys.path.insert(0, sys.argv[1])
+from enforcer.netfilter.kernel import RealKernel
+from enforcer.netfilter.model import Element
+from enforcer.netfilter.skeleton import PINS, Skeleton
+from enforcer.netfilter.writer import Writer
+kernel = RealKernel(driver=sys.argv[2], hold=True)
+writer = Writer(kernel, Skeleton(), "test")
+problems = [p.part for p in writer.heal("the start")]
+kernel.change(PINS, {Element("192.0.2.2", "tcp", 443, "203.0.113.10"): "x"}, ())
+print(json.dumps([problems, len(kernel.entries(PINS)), kernel.denied(), len(writer.audit().steps)]))
+"""
+
+
+@pytest.mark.parametrize("driver", [NFT, LEGACY, OWN])
+def test_each_driver_does_with_the_rights_of_the_writers_unit(
+    python_iptables: None, netns: None, driver: str
+) -> None:
+    """No root, two capabilities, no memory that is both written and run, the lock file as standard input."""
+    sh("iptables-legacy -w -S >/dev/null")  # makes the lock file
+    with tempfile.TemporaryDirectory() as top:
+        directory = Path(top)
+        directory.chmod(0o755)
+        shutil.copytree(Path(process.__file__).parent, directory / "enforcer" / "netfilter")
+        (directory / "enforcer" / "__init__.py").touch()
+        for name in ("pyroute2", "iptc"):
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert spec.origin is not None
+            shutil.copytree(Path(spec.origin).parent, directory / name)
+        for library in Path(spec.origin).parents[1].glob("libxtwrapper*.so"):
+            shutil.copy(library, directory / "libxtwrapper.so")
+        kept = "-all,+net_admin,+net_raw"
+        drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+        drop += [f"--{kind}={kept}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+        with LOCK.open() as lock:
+            done = subprocess.run(
+                [*drop, "/usr/bin/python3", "-I", "-S", "-c", CONFINED, top, driver],
+                stdin=lock, capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    problems, entries, denied, steps = json.loads(done.stdout)
+    assert set(problems) <= {"hook", "hold"}
+    assert (entries, denied, steps) == (1, {}, 0)
