@@ -278,23 +278,6 @@ def _settings(facts: Facts) -> list[Refusal]:
                 "upgrade Docker Engine",
             )
         )
-    if facts.firewall.startswith("nftables"):
-        found.append(
-            Refusal(
-                "nftables",
-                "Docker uses its nftables backend, which has no chain DOCKER-USER; not supported yet",
-                'remove "firewall-backend" from /etc/docker/daemon.json; sudo systemctl restart docker',
-            )
-        )
-    if facts.no_iptables:
-        found.append(
-            Refusal(
-                "iptables-off",
-                f"Docker writes no rules (iptables is false in {facts.no_iptables}), so no packet of a "
-                "sandbox would meet DOCKER-USER",
-                f"remove it from {facts.no_iptables}; sudo systemctl restart docker",
-            )
-        )
     return found
 
 

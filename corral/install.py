@@ -83,6 +83,20 @@ def writer_files() -> dict[str, bytes]:
     return files
 
 
+def library_files() -> dict[str, bytes]:
+    """Return python-iptables, by relative path, for hosts that use the legacy tables; empty without it.
+
+    Its shared library is told by a name without the Python version: the system's Python loads it.
+    """
+    spec = importlib.util.find_spec("iptc")
+    if spec is None or spec.origin is None:
+        return {}
+    found = next(Path(spec.origin).parents[1].glob("libxtwrapper*.so"), None)
+    if found is None:
+        return {}
+    return {**dict(_package_files("iptc")), "libxtwrapper.so": found.read_bytes()}
+
+
 def digest(files: dict[str, bytes]) -> str:
     """Return a hash over names and contents: the versioned directory's name carries it."""
     total = hashlib.sha256()
@@ -108,7 +122,7 @@ def root_program(uid: int | None = None) -> tuple[str, Path]:
     Args:
         uid: who installs; root notes it, so that uninstalling knows who else uses the system part.
     """
-    files = writer_files()
+    files, library = writer_files(), library_files()
     directory = ROOT_DIRECTORY / f"{__version__}-{digest(files)}"
     manifest = versions.describe(__version__, versions.WRITER_SCHEMAS)
     files["corral-netfilter"] = LAUNCHER.format(directory=str(directory)).encode()
@@ -121,6 +135,7 @@ def root_program(uid: int | None = None) -> tuple[str, Path]:
         "directory": str(directory),
         "python": SYSTEM_PYTHON,
         "archive": base64.b64encode(archive(files)).decode(),
+        "library": base64.b64encode(archive(library)).decode() if library else "",
         "units": units,
         "modules": unit_text("corral-modules.conf"),
         "manifest": manifest,

@@ -16,7 +16,7 @@ from policy.identity import NETWORK_PREFIX
 API_VERSION = versions.SCHEMAS[versions.API]
 
 # Problems of these parts mean: the skeleton is not where packets pass.
-PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets"})
+PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets", "driver"})
 
 
 def version(release: str, heard: Mapping[str, Any] | EnforcerError) -> dict[str, Any]:
@@ -123,5 +123,6 @@ def live(held: Held, addresses: frozenset[str]) -> dict[str, Any]:
             "input": "input" not in parts,
             "ipv6": "ipv6" not in parts,
             "problems": [text for _, text in held.problems],
+            "driver": held.driver,
         },
     }

@@ -34,7 +34,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Held:
-    """What the writer read back: elements, denied packets per source, problems and refusals as text."""
+    """What the writer read back: elements, denied packets per source, problems and refusals as text.
+
+    ``driver``: where the decision is, nft, legacy or own; empty when an older writer does not tell.
+    """
 
     version: str
     pins: tuple[Entry, ...]
@@ -42,6 +45,7 @@ class Held:
     denied: dict[str, int]
     problems: tuple[tuple[str, str], ...]
     refused: tuple[str, ...]
+    driver: str = ""
 
 
 class WriterClient:
@@ -136,4 +140,5 @@ def _held(answer: dict[str, Any]) -> Held:
         denied={str(src): int(count) for src, count in answer["denied"].items()},
         problems=tuple((str(part), str(text)) for part, text in answer["problems"]),
         refused=tuple(str(text) for text in answer["refused"]),
+        driver=str(answer.get("driver", "")),
     )

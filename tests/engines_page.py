@@ -35,12 +35,25 @@ COLUMNS = (
     "left out",
     "tested",
 )
+DRIVERS = """
+## Drivers
+
+Where Docker keeps its rules decides which driver of the netfilter writer is used; the writer finds that out by itself, and
+again whenever it changes ([020](decisions/020-a-driver-per-place-of-dockers-chain.md)):
+
+| driver | Docker's rules | needs | shown by |
+|---|---|---|---|
+| `nft` | iptables on nft (the default of every current distribution) | iptables, nftables, ipset in the kernel | all tests |
+| `legacy` | iptables on the legacy tables | also python-iptables: `pipx inject corral python-iptables` | contract tests; a box of Docker 20.10.24 on legacy tables |
+| `own` | none (`iptables: false`), or its nftables backend | nftables | contract tests; a stand-in: Docker 26.1.5 with `iptables: false` and the host's own translation. **Not** tested on an engine with that backend |
+
+On a host whose driver is `own`, other containers and the build of an image have what this host's own rules give them.
+"""
 UNSUPPORTED = """
 ## Not supported
 
-Rootless Docker, `userns-remap`, iptables-legacy, Docker's own nftables backend and `iptables: false` (no `DOCKER-USER`),
-Docker Desktop, Colima and other engines in a virtual machine, Docker from snap, engines older than 20.10, podman.
-`corral install` and `corral doctor` refuse these with the reason ([doctor.md](doctor.md)).
+`userns-remap`, Docker Desktop, Colima and other engines in a virtual machine, Docker from snap, engines older than 20.10,
+podman. `corral install` and `corral doctor` refuse these with the reason ([doctor.md](doctor.md)).
 
 arm64: platform tarballs and hashes of harnesses are in the lock for both architectures and nothing in the code is for one
 of them only; no test was ever run there.
@@ -83,7 +96,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     for title, lines in (("Failed", failures(results)), ("Left out, and why", left_out(results))):
         if lines:
             parts.append(f"\n## {title}\n\n" + "\n".join(lines) + "\n")
-    return "".join([*parts, UNSUPPORTED])
+    return "".join([*parts, DRIVERS, UNSUPPORTED])
 
 
 def read(names: Sequence[str]) -> dict[str, Any]:

@@ -165,7 +165,8 @@ def skeleton(host: Host) -> records.Skeleton:
         found = _client(host).live("")["skeleton"]
     except EnforcerError as error:
         raise CannotTell(f"the rules can be read by the writer only: {error.message}") from error
-    return records.Skeleton(tuple(str(text) for text in found["problems"]))
+    problems = tuple(str(text) for text in found["problems"])
+    return records.Skeleton(problems, str(found.get("driver", "")))
 
 
 def writer_socket(host: Host) -> records.WriterSocket:

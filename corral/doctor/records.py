@@ -83,9 +83,10 @@ class WriterSocket:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The problems the writer found in the kernel's rules now, as text."""
+    """The problems the writer found in the kernel's rules now, as text, and the driver it uses."""
 
     problems: tuple[str, ...] = ()
+    driver: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from corral.doctor.records import Manager, Who
 from corral.doctor.table import TABLE, check
 from corral.hostcheck import DEFAULT_SOCKET, Facts
 
-BROKEN = Severity.BROKEN
+BROKEN, ADVICE = Severity.BROKEN, Severity.ADVICE
 STAGED = "Staged with a real engine in a system test."
 BY_FACTS = "Tested on recorded facts only."
 
@@ -144,24 +144,6 @@ _REFUSALS = (
         BY_FACTS,
     ),
     (
-        "COR-014",
-        "iptables-off",
-        "Docker writes no rules",
-        "dockerd's command line and its configuration file.",
-        "With iptables: false nothing leads packets through the chain DOCKER-USER, where the decision is.",
-        'remove "iptables": false from /etc/docker/daemon.json; sudo systemctl restart docker',
-        STAGED,
-    ),
-    (
-        "COR-015",
-        "nftables",
-        "Docker uses its nftables backend",
-        "The engine's firewall backend, as `docker info` shows it.",
-        "That backend has no chain DOCKER-USER. Not supported yet.",
-        'remove "firewall-backend" from /etc/docker/daemon.json; sudo systemctl restart docker',
-        BY_FACTS,
-    ),
-    (
         "COR-016",
         "elsewhere",
         "the engine's bridges are not on this machine",
@@ -188,6 +170,43 @@ def _refused(ident: str, key: str, title: str, probe: str, cause: str, fix: str,
 
 for _row in _REFUSALS:
     _refused(*_row)
+
+
+@check(
+    "COR-014",
+    "Docker writes no rules",
+    ADVICE,
+    Facts,
+    probe="dockerd's command line and its configuration file.",
+    cause="With iptables: false there is no chain DOCKER-USER: corral decides in a table of its own, for its "
+    "sandboxes. Nothing is done for other containers, the build of an image included: whether they reach the "
+    "network, and what reaches them, is up to this host's own rules.",
+    fix='remove "iptables": false from /etc/docker/daemon.json; sudo systemctl restart docker',
+    note=STAGED,
+)
+def no_rules(facts: Facts) -> Found | None:
+    """See the table."""
+    if not facts.no_iptables:
+        return None
+    return Found(f"iptables is false in {facts.no_iptables}; corral's own table decides")
+
+
+@check(
+    "COR-015",
+    "Docker uses its nftables backend",
+    ADVICE,
+    Facts,
+    probe="The engine's firewall backend, as `docker info` shows it.",
+    cause="That backend has no chain DOCKER-USER: corral decides in a table of its own. It was tried on a "
+    "stand-in (an engine with iptables: false), not on an engine that has the backend.",
+    fix='nothing, or remove "firewall-backend" from /etc/docker/daemon.json; sudo systemctl restart docker',
+    note=BY_FACTS,
+)
+def native_backend(facts: Facts) -> Found | None:
+    """See the table."""
+    if not facts.firewall.startswith("nftables"):
+        return None
+    return Found("Docker uses its nftables backend; corral's own table decides")
 
 
 @check(

@@ -5,11 +5,9 @@ The writer alone can read them; what it finds wrong comes as text, which is reco
 
 from __future__ import annotations
 
-from corral import hostcheck
 from corral.doctor.model import Found, Severity
 from corral.doctor.records import Programs, Skeleton, Sysctls, Tables
 from corral.doctor.table import check
-from corral.hostcheck import Facts
 
 BROKEN, ADVICE = Severity.BROKEN, Severity.ADVICE
 HEALS = "journalctl -u corral-netfilter says what it tried; sudo systemctl restart corral-netfilter"
@@ -18,12 +16,22 @@ BACKSTOP = "table inet corral"
 FILTER = "bridge-nf-call-"
 V6 = "(IPv6"
 NOT_OURS = "not ours"
+UNFIT = "what corral needs for those is not here"
+STALE = "and older ones of it in"
 IP6TABLES = "ip6tables-nft"
 
 
 def kind(problem: str) -> str:
-    """Return what a problem of the writer is about: hook, backstop, filter, ipv6, foreign-set or rules."""
-    subjects = ((HOOK, "hook"), (BACKSTOP, "backstop"), (FILTER, "filter"), (V6, "ipv6"), (NOT_OURS, "set"))
+    """Return what a problem of the writer is about: hook, backstop, filter, ipv6, driver, set or rules."""
+    subjects = (
+        (HOOK, "hook"),
+        (UNFIT, "driver"),
+        (STALE, "driver"),
+        (BACKSTOP, "backstop"),
+        (FILTER, "filter"),
+        (V6, "ipv6"),
+        (NOT_OURS, "set"),
+    )
     return next((name for needle, name in subjects if needle in problem), "rules")
 
 
@@ -36,24 +44,16 @@ def _of(skeleton: Skeleton, wanted: str) -> str:
     "packets do not meet Docker's chain DOCKER-USER first",
     BROKEN,
     Skeleton,
-    Tables,
-    Facts,
     probe="The first rule of FORWARD, read by the netfilter writer.",
     cause="Somebody removed Docker's jump or put a rule before it (a firewall that was reloaded after Docker "
     "started). The backstop holds: nothing leaves, allowed names included.",
     fix="sudo systemctl restart docker",
     note="Staged in a system test.",
 )
-def hook(skeleton: Skeleton, tables: Tables, facts: Facts) -> Found | None:
-    """See the table; with iptables switched off or legacy the cause is another one."""
+def hook(skeleton: Skeleton) -> Found | None:
+    """See the table."""
     text = _of(skeleton, "hook")
-    if not text or tables.variant == "legacy" or _explained(facts):
-        return None
-    return Found(text)
-
-
-def _explained(facts: Facts) -> bool:
-    return any(refusal.key in ("iptables-off", "nftables") for refusal in hostcheck.judge(facts))
+    return Found(text) if text else None
 
 
 @check(
@@ -118,24 +118,19 @@ def bridge_filter(sysctls: Sysctls) -> Found | None:
     "Docker's rules are in the other iptables",
     BROKEN,
     Skeleton,
-    Tables,
-    Facts,
-    probe="The variant of the program iptables, and whether Docker's chains lead through DOCKER-USER in "
-    "nft's.",
-    cause="Docker started while iptables was the legacy variant, whose tables corral's rules are not in. "
-    "The backstop holds: nothing leaves, allowed names included.",
-    fix="sudo update-alternatives --set iptables /usr/sbin/iptables-nft; "
-    "sudo update-alternatives --set ip6tables /usr/sbin/ip6tables-nft; restart this host (the legacy tables "
-    "keep Docker's rules until then)",
-    note="Staged in a system test by switching the variant and removing Docker's jump; Docker itself was not "
-    "started on legacy tables.",
+    probe="Where Docker's chains are hooked: nft's tables, the legacy ones, or its own; read by the writer.",
+    cause="Docker keeps its rules in the legacy tables and the part of corral that writes there is not "
+    "installed; or an engine that was switched left rules in the other tables, which drop what they do not "
+    "know. Nothing leaves a sandbox, allowed names included.",
+    fix="pipx inject corral python-iptables, then: corral install; or "
+    "sudo update-alternatives --set iptables /usr/sbin/iptables-nft, the same for ip6tables, and restart "
+    "this host (the legacy tables keep Docker's rules until then)",
+    note="Both kinds are staged on real kernels, the first with a real engine in a system test.",
 )
-def variant(skeleton: Skeleton, tables: Tables, facts: Facts) -> Found | None:
+def variant(skeleton: Skeleton) -> Found | None:
     """See the table."""
-    text = _of(skeleton, "hook")
-    if not text or tables.variant != "legacy" or _explained(facts):
-        return None
-    return Found(f"iptables is the legacy variant, and in nft's tables {text}")
+    text = _of(skeleton, "driver")
+    return Found(text) if text else None
 
 
 @check(
@@ -144,19 +139,24 @@ def variant(skeleton: Skeleton, tables: Tables, facts: Facts) -> Found | None:
     ADVICE,
     Skeleton,
     Tables,
-    probe="The variant of the program iptables, and whether Docker's chains lead through DOCKER-USER in "
-    "nft's.",
-    cause="iptables became the legacy variant after Docker started. All is well until Docker starts the next "
-    "time; then nothing leaves a sandbox.",
-    fix="sudo update-alternatives --set iptables /usr/sbin/iptables-nft; "
-    "sudo update-alternatives --set ip6tables /usr/sbin/ip6tables-nft",
+    probe="The variant of the program iptables, and in which of the two Docker's chain is hooked.",
+    cause="iptables became the other variant after Docker started. All is well until Docker starts the next "
+    "time; then it has rules in both, and the older ones drop what they do not know.",
+    fix="sudo update-alternatives --set iptables /usr/sbin/iptables-VARIANT, the same for ip6tables",
     note="Staged in a system test.",
 )
 def variant_soon(skeleton: Skeleton, tables: Tables) -> Found | None:
     """See the table."""
-    if tables.variant != "legacy" or _of(skeleton, "hook"):
+    here = {"nft": "nf_tables", "legacy": "legacy"}.get(skeleton.driver, "")
+    if not here or not tables.variant or tables.variant == here:
         return None
-    return Found("iptables is the legacy variant, and Docker's rules are in nft's tables")
+    names = {"nf_tables": "nft's", "legacy": "the legacy"}
+    wanted = "iptables-nft" if here == "nf_tables" else "iptables-legacy"
+    return Found(
+        f"iptables is {names[tables.variant]} variant, and Docker's rules are in {names[here]} tables",
+        f"sudo update-alternatives --set iptables /usr/sbin/{wanted}; "
+        f"sudo update-alternatives --set ip6tables /usr/sbin/{wanted.replace('ip', 'ip6', 1)}",
+    )
 
 
 @check(

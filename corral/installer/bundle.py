@@ -15,7 +15,13 @@ from policy.errors import InstallError
 
 PACKAGES = ("policy", "corral", "corral.installer")
 # In the order of their imports.
-MODULES = ("policy.errors", "policy.versions", "corral.installer.common", "corral.installer.netfilter")
+MODULES = (
+    "policy.errors",
+    "policy.versions",
+    "corral.installer.common",
+    "corral.installer.legacy",
+    "corral.installer.netfilter",
+)
 # The first lines are all that an older Python has to understand.
 LOADER = """\
 import json, sys, types

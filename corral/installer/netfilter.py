@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from corral.installer import legacy
 from corral.installer.common import Run, StopError, fail
 
 TAG = re.compile(r"\bcorral:[0-9a-f]{12}\b")
@@ -83,6 +84,10 @@ def remove(
         for table in TABLES:
             if (family, table) in there and _clean(run, tool, table, sleep):
                 removed.append(f"rules and chains in {family} {table}")
+    for family, (tool, _) in legacy.FAMILIES.items():
+        for table in legacy.tables(family):
+            if table in TABLES and _clean(run, tool, table, sleep):
+                removed.append(f"rules and chains in the legacy {family} {table}")
     removed += [f"set {name}" for name in _destroy_sets()]
     for family, table in sorted(there):
         if table == TABLE and _only_ours(run, family):

@@ -18,7 +18,7 @@ import sys
 import tarfile
 from typing import Any
 
-from corral.installer import common, netfilter
+from corral.installer import common, legacy, netfilter
 from corral.installer.common import UNITS, Places, fail, only_root_writes
 from policy import versions
 
@@ -48,7 +48,7 @@ def refuse_downgrade(payload: dict[str, Any], places: Places) -> None:
         fail(*problem)
 
 
-def unpack(archive: bytes, directory: pathlib.Path, run: common.Run) -> None:
+def unpack(archive: bytes, directory: pathlib.Path, run: common.Run, library: bytes | None = None) -> None:
     """Put the writer's code at ``directory`` in one rename; the files are root's."""
     partial, aside = (
         directory.with_name(directory.name + ".new"),
@@ -56,16 +56,9 @@ def unpack(archive: bytes, directory: pathlib.Path, run: common.Run) -> None:
     )
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o755)
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        for member in tar.getmembers():
-            path = pathlib.PurePosixPath(member.name)
-            if not member.isfile() or path.is_absolute() or ".." in path.parts:
-                fail(f"{member.name}: not a plain file", "build corral's wheel again")
-            target = partial / path
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            content = tar.extractfile(member)
-            target.write_bytes(content.read() if content else b"")
-            target.chmod(0o644)
+    for content in (archive, library):
+        if content is not None:
+            _extract(content, partial)
     for made in (partial, *partial.rglob("*")):
         os.chown(made, 0, 0)
         if made.is_dir():
@@ -80,6 +73,19 @@ def unpack(archive: bytes, directory: pathlib.Path, run: common.Run) -> None:
         # The same version again. What runs has its code in memory.
         directory.rename(aside)
     partial.rename(directory)
+
+
+def _extract(archive: bytes, partial: pathlib.Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        for member in tar.getmembers():
+            path = pathlib.PurePosixPath(member.name)
+            if not member.isfile() or path.is_absolute() or ".." in path.parts:
+                fail(f"{member.name}: not a plain file", "build corral's wheel again")
+            target = partial / path
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            target.write_bytes(content.read() if content else b"")
+            target.chmod(0o644)
 
 
 def write_root_file(path: pathlib.Path, text: str) -> None:
@@ -122,9 +128,15 @@ def install(
         refuse_downgrade(payload, places)
         if not places.before.exists():
             write_root_file(places.before, json.dumps(netfilter.base_chains(run)) + "\n")
-        unpack(base64.b64decode(payload["archive"]), directory, run)
+        library = add_library(payload, run)
+        unpack(base64.b64decode(payload["archive"]), directory, run, library)
         for name, text in payload["units"].items():
             write_root_file(places.units / name, text)
+        for name, text in legacy.drop_ins().items():
+            if library is not None:
+                write_root_file(places.units / name, text)
+            else:
+                (places.units / name).unlink(missing_ok=True)
         write_root_file(places.modules, payload["modules"])
         uid = int(payload["uid"])
         write_root_file(places.users / str(uid), pwd.getpwuid(uid).pw_name + "\n")
@@ -132,7 +144,17 @@ def install(
         removed = [old.name for old in directory.parent.iterdir() if old.is_dir() and old != directory]
         for name in removed:
             shutil.rmtree(directory.parent / name)
-    return {"directory": str(directory), "removed": sorted(removed)}
+    why = "legacy" if library is not None else ""
+    return {"directory": str(directory), "removed": sorted(removed), "library": why}
+
+
+def add_library(payload: dict[str, Any], run: common.Run) -> bytes | None:
+    """Return python-iptables for a host that needs it, None for others, which do without compiled code."""
+    needed = legacy.hooked(run)
+    library = payload.get("library", "")
+    if needed and not library:
+        fail("Docker's rules are in the legacy tables, and python-iptables is not installed", legacy.FIX)
+    return base64.b64decode(library) if library and (needed or legacy.alternative()) else None
 
 
 def main(payload: dict[str, Any]) -> int:

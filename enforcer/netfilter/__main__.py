@@ -15,8 +15,11 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from enforcer.netfilter import claims as claiming
+from enforcer.netfilter import process
 from enforcer.netfilter.claims import Claim
+from enforcer.netfilter.detect import LEGACY, NFT
 from enforcer.netfilter.kernel import KernelError, RealKernel
+from enforcer.netfilter.look import Detector
 from enforcer.netfilter.nflog import Log
 from enforcer.netfilter.server import (
     NETLINK_NETFILTER,
@@ -27,9 +30,11 @@ from enforcer.netfilter.server import (
     watch_socket,
 )
 from enforcer.netfilter.skeleton import Skeleton
+from enforcer.netfilter.tables import LegacyTables, NftTables, Tables
 from enforcer.netfilter.writer import GiveUp, Writer
 
 CONFIG = Path("/etc/corral/netfilter.json")
+DECIDED = Path("/run/corral-netfilter/driver")
 LISTEN_FD = 3
 
 log = logging.getLogger("corral.netfilter")
@@ -84,7 +89,11 @@ def _writer(path: Path | None) -> Writer:
             raise KernelError(f"the claims cannot be saved: {error}") from error
 
     claims = _read_claims(path)
-    kernel = RealKernel(hold=path is not None)
+    # What was decided outlives the writer. The boot-time run may come later than the boot: an upgrade.
+    remember = path.with_name("driver") if path is not None else DECIDED
+    tables: dict[str, Tables] = {NFT: NftTables(process.run), LEGACY: LegacyTables()}
+    detector = Detector(tables[NFT], tables[LEGACY], remember, keep=path is not None)
+    kernel = RealKernel(hold=path is not None, detector=detector, tables=tables)
     journal = Log(skeleton.nflog_group) if path is not None else None
     return Writer(
         kernel, skeleton, _version(), permitted, claims, save, claiming=path is not None, journal=journal

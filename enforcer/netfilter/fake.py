@@ -34,6 +34,7 @@ class FakeKernel:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.driver = "nft"
         self.tables: dict[tuple[int, str], Table] = {
             (family, table): {chain: [] for chain in BUILTIN[table]}
             for family, table in ((4, "filter"), (4, "nat"), (6, "filter"))
@@ -91,7 +92,12 @@ class FakeKernel:
         if self.sources is not None:
             kinds[DENIED] = SET_TYPES[DENIED]
         return Observed(
-            copy.deepcopy(self.tables), self.backstop, self.gateways, self.owners, kinds, self.bridge_filter
+            copy.deepcopy(self.tables),
+            self.backstop,
+            self.gateways,
+            self.owners,
+            kinds,
+            bridge_filter=self.bridge_filter,
         )
 
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
@@ -102,6 +108,10 @@ class FakeKernel:
     def filtering(self) -> bool:
         """See Kernel."""
         return self.bridge_filter == (1, 1)
+
+    def unannounced(self) -> bool:
+        """See Kernel."""
+        return False
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""

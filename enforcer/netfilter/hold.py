@@ -43,6 +43,11 @@ class TableHold:
         """Whether this process owns the table."""
         return self._socket is not None
 
+    @property
+    def socket(self) -> socket.socket | None:
+        """The socket through which an owned table can be changed."""
+        return self._socket
+
     def take(self) -> None:
         """Own the table from now on. A missing one is made, empty.
 

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from enforcer.netfilter import process, rtnl
+from enforcer.netfilter import flows, owntable, process, rtnl
 from enforcer.netfilter.claims import Link
+from enforcer.netfilter.detect import LEGACY, NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
 from enforcer.netfilter.ipsets import SetError, Sets
-from enforcer.netfilter.model import PROTOCOLS, Element, Entry
-from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Wanted, parse_save, plan, removal
+from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen
+from enforcer.netfilter.model import COMMENT, Element, Entry
+from enforcer.netfilter.nftsets import TableSets
+from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.process import Run, ToolError
 from enforcer.netfilter.refusals import Tally
-from enforcer.netfilter.skeleton import DENIED, IFACE, SEEN, TABLE, Skeleton
+from enforcer.netfilter.shape import Shape, shape
+from enforcer.netfilter.skeleton import DENIED, HOST, IFACE, PINS, SEEN, TABLE, Skeleton
+from enforcer.netfilter.tables import LegacyTables, NftTables, Tables
 
 log = logging.getLogger("corral.netfilter")
 
 BRIDGE_FILTER = Path("/proc/sys/net/bridge")
-PRIORITIES = {-300: "raw", -1: "filter - 1", 0: "filter", 10: "filter + 10"}
 
 
 class KernelError(Exception):
@@ -43,6 +46,10 @@ class KernelError(Exception):
 
 class Kernel(Protocol):
     """What the writer needs of a kernel. Every method raises KernelError when it cannot do its work."""
+
+    @property
+    def driver(self) -> str:
+        """Where the decision is: nft, legacy or own."""
 
     def links(self) -> tuple[Link, ...]:
         """Return corral's bridges with their addresses."""
@@ -61,6 +68,9 @@ class Kernel(Protocol):
 
     def filtering(self) -> bool:
         """Tell whether packets between ports of one bridge meet the rules; cheap."""
+
+    def unannounced(self) -> bool:
+        """Tell whether something the rules depend on changed without a notification; cheap."""
 
     def carry_out(self, todo: Plan) -> None:
         """Write the steps of a plan in order; stops at the first that fails."""
@@ -93,25 +103,47 @@ class Kernel(Protocol):
 class RealKernel:
     """netfilter of the network namespace the process lives in.
 
-    With ``hold`` it keeps our nft table to itself, so that a flush by others passes it over.
+    With ``hold`` it keeps our nft table to itself, so that a flush by others passes it over. ``driver`` is
+    where the decision is, unless ``detector`` finds that out at each look.
     """
 
     def __init__(
-        self, run: Run = process.run, bridge_filter: Path = BRIDGE_FILTER, hold: bool = False
+        self,
+        run: Run = process.run,
+        bridge_filter: Path = BRIDGE_FILTER,
+        hold: bool = False,
+        driver: str = NFT,
+        detector: Detector | None = None,
+        tables: Mapping[str, Tables] | None = None,
     ) -> None:
         self._run = run
         self._holding = hold
         self._can_hold = False
         self._hold = TableHold(TABLE)
         self._bridge_filter = bridge_filter
-        self._sets = Sets()
+        self._tables = tables or {NFT: NftTables(run), LEGACY: LegacyTables(run)}
+        self._ipsets = Sets()
+        self._nftsets = TableSets(lambda: self._hold.socket)
         self._rtnl = rtnl.Links()
+        self._fixed = Choice(driver, "")
+        self._detector = detector
+        self._active: str | None = None if detector else driver
 
     def close(self) -> None:
         """Close netlink sockets."""
-        self._sets.close()
+        self._ipsets.close()
+        self._nftsets.close()
         self._rtnl.close()
         self._hold.release()
+
+    @property
+    def driver(self) -> str:
+        """See Kernel."""
+        return self._active or self._fixed.driver
+
+    @property
+    def _sets(self) -> Sets | TableSets:
+        return self._nftsets if self.driver == OWN else self._ipsets
 
     def _exec(self, *argv: str, stdin: str | None = None) -> str:
         try:
@@ -163,24 +195,54 @@ class RealKernel:
 
     def observe(self) -> Observed:
         """Read everything the skeleton consists of."""
+        listed = self._listed()
         try:
-            kinds = {name: self._sets.kind(name) for name in SET_TYPES}
-        except SetError as error:
+            if self._detector is not None:
+                seen = self._detector.look(listed, self._native_chains)
+            else:
+                seen = Seen(self._fixed)
+            driver = seen.choice.driver
+            tables = dict(seen.tables)
+            if driver != OWN and driver not in tables:
+                tables[driver] = self._tables[driver].read()
+            kinds = self._kinds(driver)
+        except ToolError as error:
+            raise KernelError(str(error), error.sent) from error
+        except (SetError, OSError) as error:
             raise KernelError(str(error)) from error
-        backstop, gateways, owners, hold = self._backstop()
+        table, hold = self._backstop(("inet", TABLE) in listed, driver)
         return Observed(
-            tables={
-                (4, "filter"): parse_save(self._exec("iptables-nft", "-S")),
-                (4, "nat"): parse_save(self._exec("iptables-nft", "-t", "nat", "-S")),
-                (6, "filter"): parse_save(self._exec("ip6tables-nft", "-S")),
-            },
-            backstop=backstop,
-            gateways=gateways,
-            owners=owners,
-            sets={name: kind for name, kind in kinds.items() if kind is not None},
+            tables=tables.pop(driver, {}),
+            backstop=table.chains,
+            gateways=table.gateways,
+            owners=table.owners,
+            sets=kinds,
+            table_sets=table.sets,
             bridge_filter=(self._read_filter("iptables"), self._read_filter("ip6tables")),
             hold=hold,
+            choice=seen.choice,
+            active=self._active,
+            others=tables,
         )
+
+    def _kinds(self, driver: str) -> dict[str, str]:
+        try:
+            kinds = {name: self._ipsets.kind(name) for name in SET_TYPES}
+        except SetError:
+            if driver != OWN:
+                raise
+            # That one does without ipset, which this kernel may not have.
+            return {}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
+
+    def _listed(self) -> frozenset[tuple[str, str]]:
+        # Listing all tables first tells a missing table from a failing tool without reading messages.
+        rows = json.loads(self._exec("nft", "-j", "list", "tables"))["nftables"]
+        return frozenset((row["table"]["family"], row["table"]["name"]) for row in rows if "table" in row)
+
+    def _native_chains(self) -> list[str]:
+        rows = json.loads(self._exec("nft", "-j", "-t", "list", "table", *NATIVE_TABLE))["nftables"]
+        return [str(row["chain"]["name"]) for row in rows if "chain" in row]
 
     def _read_filter(self, name: str) -> int | None:
         try:
@@ -188,37 +250,20 @@ class RealKernel:
         except (OSError, ValueError):
             return None
 
-    def _backstop(
-        self,
-    ) -> tuple[dict[str, tuple[str, ...]] | None, frozenset[str], frozenset[tuple[str, int]], str]:
-        # Listing all tables first tells a missing table from a failing tool without reading messages.
-        tables = json.loads(self._exec("nft", "-j", "list", "tables"))["nftables"]
-        if not any(
-            row.get("table", {}).get("name") == TABLE and row["table"]["family"] == "inet" for row in tables
-        ):
-            return None, frozenset(), frozenset(), self._how_held(())
-        rows = json.loads(self._exec("nft", "-j", "list", "table", "inet", TABLE))["nftables"]
-        chains: dict[str, list[str]] = {}
-        gateways: frozenset[str] = frozenset()
-        owners: frozenset[tuple[str, int]] = frozenset()
-        hold = NO
-        for row in rows:
-            if "table" in row:
-                flags = row["table"].get("flags", ())
-                hold = self._how_held((flags,) if isinstance(flags, str) else flags)
-            elif "chain" in row:
-                chain = row["chain"]
-                priority = chain.get("prio")
-                chains[chain["name"]] = [f"{chain.get('hook')} {PRIORITIES.get(priority, priority)}"]
-            elif "rule" in row:
-                chains[row["rule"]["chain"]].append(str(row["rule"].get("comment", "")))
-            elif "set" in row:
-                elements: list[Any] = row["set"].get("elem", [])
-                if row["set"]["name"] == "gateways":
-                    gateways = frozenset(elements)
-                elif row["set"]["name"] == "owners":
-                    owners = frozenset((e["concat"][0], _uid(e["concat"][1])) for e in elements)
-        return {name: tuple(parts) for name, parts in chains.items()}, gateways, owners, hold
+    def _backstop(self, there: bool, driver: str) -> tuple[Shape, str]:
+        if not there:
+            return Shape(), self._how_held(())
+        # The sets of a table that decides can be large: they are read when somebody asks for them.
+        terse = ("-t",) if driver == OWN else ()
+        rows = json.loads(self._exec("nft", "-j", *terse, "list", "table", "inet", TABLE))["nftables"]
+        found = shape(rows)
+        if terse and {"gateways", "owners"} <= found.sets:
+            try:
+                gateways, owners = self._nftsets.claims()
+            except SetError as error:
+                raise KernelError(str(error)) from error
+            found = replace(found, gateways=gateways, owners=owners)
+        return found, self._how_held(found.flags)
 
     def _how_held(self, flags: Iterable[str]) -> str:
         if "persist" in flags:
@@ -233,31 +278,77 @@ class RealKernel:
 
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """See Kernel."""
-        return plan(skeleton, self.observe(), wanted)
+        todo = plan(skeleton, self.observe(), wanted)
+        if not todo.steps and todo.choice is not None:
+            self._decided(todo.choice)
+        return todo
 
     def filtering(self) -> bool:
         """See Kernel."""
         return self._read_filter("iptables") == 1 and self._read_filter("ip6tables") == 1
 
+    def unannounced(self) -> bool:
+        """See Kernel."""
+        try:
+            return self._detector is not None and self._detector.unannounced()
+        except (OSError, ToolError):
+            # The audit that follows says what it is.
+            return True
+
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""
-        for step in todo.steps:
+        for several in _together(todo.steps):
+            step = several[0]
             if step.kind == "nft":
                 self._nft(step.text)
             elif step.kind == "hold":
                 self._take()
             elif step.kind == "sets":
                 self._create(step.text)
+            elif step.kind == "destroy":
+                self._destroy(step.text)
+            elif step.kind == "driver":
+                self._move(step.text)
             elif step.kind == "iptables":
-                self._restore(step.family, step.text)
+                self._restore(several)
             elif step.kind == "new-chain":
                 # Docker may create the chain in the same instant; either is fine.
-                with contextlib.suppress(KernelError):
-                    self._exec("iptables-nft", "-w", "-N", step.text)
+                with contextlib.suppress(OSError, ToolError):
+                    self._tables[step.variant].new_chain(step.text)
             elif step.kind == "sysctl":
                 self._enable_filter(step.text)
+        if todo.choice is not None:
+            self._decided(todo.choice)
+
+    def _decided(self, choice: Choice) -> None:
+        self._active = choice.driver
+        if self._detector is None or (choice.driver, choice.settled) == (
+            self._detector.current,
+            self._detector.settled,
+        ):
+            return
+        log.info("the rules are in %s: %s", choice.driver, choice.why)
+        try:
+            self._detector.decided(choice)
+        except OSError as error:
+            # After a restart it is found out anew.
+            log.error("what was decided cannot be kept: %s", error)
+
+    def _move(self, driver: str) -> None:
+        """Use the sets of another driver, filled with what those in use hold."""
+        old, before = self._sets, self.driver
+        self._active = driver
+        # A new table of our own was filled when it was made.
+        if OWN in (before, driver) and driver != OWN:
+            try:
+                for name in (PINS, HOST):
+                    self._sets.put(name, {e: entry.comment for e, entry in old.entries(name).items()})
+            except SetError as error:
+                raise KernelError(str(error)) from error
 
     def _nft(self, script: str) -> None:
+        if f"set {owntable.SETS[PINS]} {{" in script:
+            script += self._contents()
         # A program of its own cannot change a table that this process holds.
         self._hold.release()
         try:
@@ -265,6 +356,16 @@ class RealKernel:
         finally:
             if self._holding and self._can_hold:
                 self._take()
+
+    def _contents(self) -> str:
+        """Return what fills a new table with what the sets in use hold, for the same transaction."""
+        text = ""
+        for name in (PINS, HOST):
+            # Missing sets are why it is made.
+            with contextlib.suppress(SetError):
+                lines = [_nft_element(entry) for entry in self._sets.entries(name).values()]
+                text += owntable.elements_script(name, lines)
+        return text
 
     def _take(self) -> None:
         try:
@@ -275,13 +376,24 @@ class RealKernel:
 
     def _create(self, name: str) -> None:
         try:
-            self._sets.create(name, SET_TYPES[name])
+            self._ipsets.create(name, SET_TYPES[name])
         except SetError as error:
             raise KernelError(str(error)) from error
 
-    def _restore(self, family: int, text: str) -> None:
-        tool = "iptables-nft-restore" if family == 4 else "ip6tables-nft-restore"
-        self._exec(tool, "--noflush", "-w", stdin=text)
+    def _destroy(self, name: str) -> None:
+        try:
+            self._ipsets.destroy(name)
+        except SetError as error:
+            raise KernelError(str(error)) from error
+
+    def _restore(self, steps: Sequence[Step]) -> None:
+        variant = steps[0].variant
+        try:
+            self._tables[variant].restore([(step.family, step.text) for step in steps])
+        except ToolError as error:
+            raise KernelError(str(error), error.sent) from error
+        except OSError as error:
+            raise KernelError(f"writing the {variant} tables: {error}", steps[0].text) from error
 
     def _enable_filter(self, name: str) -> None:
         try:
@@ -294,12 +406,9 @@ class RealKernel:
         """See Kernel."""
         for step in removal(skeleton, self.observe()):
             if step.kind == "iptables":
-                self._restore(step.family, step.text)
+                self._restore([step])
             elif step.kind == "sets":
-                try:
-                    self._sets.destroy(step.text)
-                except SetError as error:
-                    raise KernelError(str(error)) from error
+                self._destroy(step.text)
             else:
                 self._hold.release()
                 self._exec("nft", "-f", "-", stdin=step.text)
@@ -352,65 +461,26 @@ class RealKernel:
 
     def forget_flows(self, elements: Iterable[Element]) -> None:
         """See Kernel."""
-        gone = {(e.src, PROTOCOLS[e.proto], e.port, e.dst) for e in elements}
-        if not gone:
-            return
         try:
-            with contextlib.closing(NFCTSocket()) as conntrack:
-                try:
-                    for key in sorted(gone):
-                        _delete_flows(conntrack, key)
-                except NetlinkError as error:
-                    if error.code != errno.EINVAL:
-                        raise
-                    # Before Linux 6.8 the kernel deletes by complete tuples only.
-                    _delete_one_by_one(conntrack, gone)
+            flows.forget(elements)
         except (NetlinkError, OSError) as error:
             raise KernelError(f"deleting conntrack entries: {error}") from error
 
 
-def _uid(value: Any) -> int:
-    if isinstance(value, int):
-        return value
-    # nft prints the name of a user it knows.
-    import pwd
-
-    return pwd.getpwnam(str(value)).pw_uid
-
-
-def _delete_flows(conntrack: NFCTSocket, key: tuple[str, int, int, str]) -> None:
-    source, proto, port, destination = key
-    flows = NFCTAttrTuple(saddr=source, daddr=destination, proto=proto, dport=port)
-    flows.attrs()  # fills in the flags
-    only = {"attrs": [["CTA_FILTER_ORIG_FLAGS", flows.flags]]}
-    conntrack.entry("del", tuple_orig=flows, cta_filter=only)
+def _together(steps: Iterable[Step]) -> list[list[Step]]:
+    """Group what one call can write: neighbouring scripts for the same tables."""
+    found: list[list[Step]] = []
+    for step in steps:
+        last = found[-1][0] if found else None
+        if last and step.kind == last.kind == "iptables" and step.variant == last.variant:
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return found
 
 
-def _delete_one_by_one(conntrack: NFCTSocket, gone: Collection[tuple[str, int, int, str]]) -> None:
-    # The kernel picks the flows of one source, few against the whole table, before they are parsed.
-    for source in sorted({key[0] for key in gone}):
-        for flow in list(conntrack.dump(tuple_orig=NFCTAttrTuple(saddr=source))):
-            original = _tuple(flow)
-            if original is not None and _key(original) in gone:
-                # A flow that ended by itself in between is as good as deleted.
-                with contextlib.suppress(NetlinkError):
-                    conntrack.entry("del", tuple_orig=original)
-
-
-def _key(flow: NFCTAttrTuple) -> tuple[str, int, int, str]:
-    return (flow.saddr, flow.proto, flow.dport, flow.daddr)
-
-
-def _tuple(flow: Any) -> NFCTAttrTuple | None:
-    original = flow.get_attr("CTA_TUPLE_ORIG")
-    addresses, protocol = original.get_attr("CTA_TUPLE_IP"), original.get_attr("CTA_TUPLE_PROTO")
-    number = protocol.get_attr("CTA_PROTO_NUM")
-    if number not in PROTOCOLS.values():
-        return None
-    return NFCTAttrTuple(
-        saddr=addresses.get_attr("CTA_IP_V4_SRC"),
-        daddr=addresses.get_attr("CTA_IP_V4_DST"),
-        proto=number,
-        sport=protocol.get_attr("CTA_PROTO_SRC_PORT"),
-        dport=protocol.get_attr("CTA_PROTO_DST_PORT"),
-    )
+def _nft_element(entry: Entry) -> str:
+    e = entry.element
+    comment = f' comment "{entry.comment}"' if entry.comment and COMMENT.fullmatch(entry.comment) else ""
+    key = f"{e.src} . {e.proto} . {e.port} . {e.dst}"
+    return f"{key} counter packets {entry.packets} bytes 0 timeout {max(1, entry.timeout)}s{comment}"

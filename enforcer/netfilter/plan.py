@@ -8,8 +8,10 @@ are deleted are our own, word for word as the kernel printed them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from enforcer.netfilter import owntable
+from enforcer.netfilter.detect import NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, NO, PLAIN
 from enforcer.netfilter.skeleton import (
     COMMENT,
@@ -32,6 +34,7 @@ SET_TYPES = {
 }
 
 Lines = Mapping[str, list[str]]
+NFT_CHOICE = Choice(NFT, "")
 
 
 Wanted = tuple[frozenset[str], frozenset[tuple[str, int]]]
@@ -43,9 +46,12 @@ class Observed:
 
     ``tables`` maps (family, table) to chain -> rule lines as ``-S`` prints them after ``-A CHAIN``; a chain
     without rules is an empty list, a missing chain is absent. ``backstop`` maps the chains of our nft table
-    to their hook line and tags, None when there is no table. ``sets`` maps our set names to their types.
+    to their hook line and tags, None when there is no table. ``sets`` maps our ipsets to their types,
+    ``table_sets`` are the sets of our table.
     ``bridge_filter`` is bridge-nf-call-iptables and -ip6tables, None where the file does not exist.
-    ``hold`` is how our nft table is protected from a flush by others; see ``hold.py``.
+    ``hold`` is how our nft table is protected from a flush by others; see ``hold.py``. ``choice`` is the
+    driver this host needs, whose ``tables`` these are, and ``active`` the one whose sets are in use, None at
+    the start; ``others`` are the tables of the other iptables, as far as they were looked at.
     """
 
     tables: Mapping[tuple[int, str], Lines]
@@ -53,17 +59,21 @@ class Observed:
     gateways: frozenset[str] = frozenset()
     owners: frozenset[tuple[str, int]] = frozenset()
     sets: Mapping[str, str] = field(default_factory=dict)
+    table_sets: frozenset[str] = frozenset()
     bridge_filter: tuple[int | None, int | None] = (1, 1)
     hold: str = NO
+    choice: Choice = NFT_CHOICE
+    active: str | None = None
+    others: Mapping[str, Mapping[tuple[int, str], Lines]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Problem:
     """One difference between the skeleton and the kernel.
 
-    ``part`` is jump, chains, input, nat, ipv6, backstop, claims, hold, sets, bridge-filter, port or hook; the
-    last one (Docker's FORWARD chain does not lead through DOCKER-USER first) is Docker's to mend; the
-    backstop holds.
+    ``part`` is jump, chains, input, nat, ipv6, backstop, claims, hold, sets, bridge-filter, port, driver,
+    remains or hook; the last one (Docker's FORWARD chain does not lead through DOCKER-USER first) is Docker's
+    to mend; the backstop holds.
     """
 
     part: str
@@ -73,20 +83,26 @@ class Problem:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to write: kind is nft, sets, iptables, new-chain or sysctl."""
+    """One thing to write: kind is nft, hold, sets, iptables, new-chain, sysctl, driver or destroy.
+
+    ``driver``: from here on the sets of the driver ``text`` are used, and get what the others hold.
+    ``variant``: which of the two iptables.
+    """
 
     kind: str
     text: str
     family: int = 4
     part: str = ""
+    variant: str = NFT
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The problems found and the steps that mend them, deny first."""
+    """The problems found and the steps that mend them, deny first. ``choice`` is in force after them."""
 
     problems: tuple[Problem, ...]
     steps: tuple[Step, ...]
+    choice: Choice | None = None
 
 
 def parse_save(text: str) -> dict[str, list[str]]:
@@ -115,17 +131,59 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
     know the claims of a writer that may be running).
     """
     gateways, owners = wanted if wanted is not None else (seen.gateways, seen.owners)
+    own = seen.choice.driver == OWN
     problems: list[Problem] = []
     steps: list[Step] = []
+    if seen.choice.problem:
+        problems.append(Problem("driver", seen.choice.problem, healable=False))
+    moving = seen.active is not None and seen.active != seen.choice.driver
+    if moving:
+        problems.append(Problem("driver", f"the rules move to another place: {seen.choice.why}"))
 
-    expected = {
-        chain.name: (f"{chain.hook} {chain.priority}", *(rule.tag for rule in chain.rules))
-        for chain in skeleton.backstop
-    }
-    if seen.backstop is None or dict(seen.backstop) != expected or seen.hold == PLAIN:
+    table = _table(skeleton, seen, gateways, owners, problems)
+    # A table that decides still does until the new rules stand.
+    decides = seen.backstop is not None and "forward_decision" in seen.backstop
+    later = moving and decides and not own
+    if not later:
+        steps += table
+    if not own:
+        _sets(seen, problems, steps)
+    if moving:
+        steps.append(Step("driver", seen.choice.driver, part="driver"))
+    if not own:
+        _iptables(skeleton, seen, problems, steps)
+    if later:
+        steps += table
+    _remains(skeleton, seen, problems, steps)
+
+    for value, name in zip(seen.bridge_filter, ("iptables", "ip6tables"), strict=True):
+        if value != 1:
+            problems.append(Problem("bridge-filter", f"bridge-nf-call-{name} is {value}, not 1"))
+            steps.append(Step("sysctl", f"bridge-nf-call-{name}", part="bridge-filter"))
+    return Plan(tuple(problems), tuple(steps), seen.choice)
+
+
+def _table(
+    skeleton: Skeleton,
+    seen: Observed,
+    gateways: frozenset[str],
+    owners: frozenset[tuple[str, int]],
+    problems: list[Problem],
+) -> list[Step]:
+    """Compare our own nft table; with the driver ``own`` it decides as well."""
+    own = seen.choice.driver == OWN
+    chains = (*owntable.chains(skeleton), *skeleton.backstop) if own else skeleton.backstop
+    expected = {chain.name: chain.shape for chain in chains}
+    missing = [name for name in owntable.SETS.values() if own and name not in seen.table_sets]
+    steps = []
+    if seen.backstop is None or dict(seen.backstop) != expected or missing or seen.hold == PLAIN:
         what = "is missing" if seen.backstop is None else "differs"
         problems.append(Problem("backstop", f"table inet {TABLE} {what}"))
-        script = skeleton.nft_script(gateways, owners, holdable=seen.hold != NO)
+        holdable = seen.hold != NO
+        if own:
+            script = owntable.script(skeleton, gateways, owners, holdable)
+        else:
+            script = skeleton.nft_script(gateways, owners, holdable=holdable)
         steps.append(Step("nft", script, part="backstop"))
     elif (seen.gateways, seen.owners) != (gateways, owners):
         problems.append(Problem("claims", f"the sets of table inet {TABLE} differ"))
@@ -134,7 +192,10 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
         # Whether taking it worked, only the next look tells: it is never reported as mended.
         problems.append(Problem("hold", f"table inet {TABLE} is not held", healable=False))
         steps.append(Step("hold", TABLE, part="hold"))
+    return steps
 
+
+def _sets(seen: Observed, problems: list[Problem], steps: list[Step]) -> None:
     for name, kind in SET_TYPES.items():
         have = seen.sets.get(name)
         if have is None:
@@ -143,22 +204,35 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
         elif have != kind:
             problems.append(Problem("sets", f"set {name} is {have}, not {kind}: not ours", healable=False))
 
+
+def _iptables(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: list[Step]) -> None:
+    variant = seen.choice.driver
     filter4 = seen.tables.get((4, "filter"), {})
-    _chains(4, skeleton.chains4, filter4, problems, steps)
+    made: list[Step] = []
+    _chains(4, skeleton.chains4, filter4, problems, made)
     if DOCKER_USER not in filter4:
         problems.append(Problem("jump", f"chain {DOCKER_USER} is missing"))
-        steps.append(Step("new-chain", DOCKER_USER, part="jump"))
-    _chains(6, skeleton.chains6, seen.tables.get((6, "filter"), {}), problems, steps)
-    _hooks(skeleton, seen, problems, steps)
+        made.append(Step("new-chain", DOCKER_USER, part="jump"))
+    _chains(6, skeleton.chains6, seen.tables.get((6, "filter"), {}), problems, made)
+    _hooks(skeleton, seen, problems, made)
+    steps += [replace(step, variant=variant) for step in made]
 
     forward = filter4.get("FORWARD", [])
     if not forward or f"-j {DOCKER_USER}" not in forward[0]:
         problems.append(Problem("hook", f"FORWARD does not lead through {DOCKER_USER} first", healable=False))
-    for value, name in zip(seen.bridge_filter, ("iptables", "ip6tables"), strict=True):
-        if value != 1:
-            problems.append(Problem("bridge-filter", f"bridge-nf-call-{name} is {value}, not 1"))
-            steps.append(Step("sysctl", f"bridge-nf-call-{name}", part="bridge-filter"))
-    return Plan(tuple(problems), tuple(steps))
+
+
+def _remains(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: list[Step]) -> None:
+    """What an earlier driver left: it goes last, when all that replaces it stands."""
+    for variant, tables in seen.others.items():
+        gone = _taken_out(skeleton, tables, variant)
+        if gone:
+            problems.append(Problem("remains", f"rules of corral are left in the {variant} tables"))
+            steps += [replace(step, part="remains") for step in gone]
+    left = [name for name in SET_TYPES if name in seen.sets] if seen.choice.driver == OWN else []
+    if left:
+        problems.append(Problem("remains", f"sets are left: {', '.join(left)}"))
+        steps += [Step("destroy", name, part="remains") for name in left]
 
 
 def _fill(gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> str:
@@ -226,9 +300,19 @@ def _hooks(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: l
 
 def removal(skeleton: Skeleton, seen: Observed) -> tuple[Step, ...]:
     """Return the steps that take every rule and chain of ours out and leave foreign ones as they are."""
+    steps = _taken_out(skeleton, seen.tables, seen.choice.driver)
+    for variant, tables in seen.others.items():
+        steps += _taken_out(skeleton, tables, variant)
+    steps += [Step("sets", name) for name in SET_TYPES if name in seen.sets]
+    if seen.backstop is not None:
+        steps.append(Step("nft", f"delete table inet {TABLE}\n"))
+    return tuple(steps)
+
+
+def _taken_out(skeleton: Skeleton, tables: Mapping[tuple[int, str], Lines], variant: str) -> list[Step]:
     steps: list[Step] = []
     own = {4: skeleton.chains4, 6: skeleton.chains6}
-    for (family, table), chains in seen.tables.items():
+    for (family, table), chains in tables.items():
         lines = [
             f"-D {chain} {line}"
             for chain, rules in chains.items()
@@ -239,8 +323,6 @@ def removal(skeleton: Skeleton, seen: Observed) -> tuple[Step, ...]:
         present = [name for name in own[family] if table == "filter" and name in chains]
         lines += [f"-F {name}" for name in present] + [f"-X {name}" for name in present]
         if lines:
-            steps.append(Step("iptables", "\n".join([f"*{table}", *lines, "COMMIT", ""]), family))
-    steps += [Step("sets", name) for name in SET_TYPES if name in seen.sets]
-    if seen.backstop is not None:
-        steps.append(Step("nft", f"delete table inet {TABLE}\n"))
-    return tuple(steps)
+            text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
+            steps.append(Step("iptables", text, family, variant=variant))
+    return steps

@@ -26,7 +26,12 @@ class ToolError(Exception):
 
 
 def find(program: str) -> str:
-    """Return the absolute path of ``program`` in the system directories; PATH is not consulted."""
+    """Return the absolute path of ``program`` in the system directories; PATH is not consulted.
+
+    An absolute path is returned as it is.
+    """
+    if program.startswith("/"):
+        return program
     for directory in SEARCH:
         candidate = f"{directory}/{program}"
         if os.access(candidate, os.X_OK):

@@ -30,7 +30,7 @@ SETTLE = 0.02  # a burst of kernel notifications is one audit
 AUDIT_EVERY = 30.0
 # A link on its way into a container is announced when it leaves, not when it arrives: intervals that double.
 GUARD_FIRST, GUARD_LAST = 0.001, 0.032
-FILTER_EVERY = 1.0  # no notification tells that bridge filtering was switched off
+FILTER_EVERY = 1.0  # no notification tells of bridge filtering switched off, or of the legacy tables
 
 NETLINK_NETFILTER, NFNLGRP_NFTABLES, RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR = 12, 7, 1, 5
 SOL_NETLINK, NETLINK_ADD_MEMBERSHIP = 270, 1
@@ -125,7 +125,8 @@ class Server:
                 self._close(sock)
         if now >= self._next_filter:
             self._next_filter = now + FILTER_EVERY
-            if not self.writer.kernel.filtering() and not self.writer.unsettled:
+            kernel = self.writer.kernel
+            if not self.writer.unsettled and (not kernel.filtering() or kernel.unannounced()):
                 self._dirty = now
         if now >= self._next_audit or (self._dirty is not None and now >= self._dirty):
             self._audit("a change by others" if self._dirty is not None else "the timer")

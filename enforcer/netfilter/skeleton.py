@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,22 +65,29 @@ class Hook:
     position: int
 
 
-def _rules(chain: str, lines: list[tuple[str, str]]) -> tuple[Rule, ...]:
-    rules = []
+def rules(chain: str, lines: list[tuple[str, str]]) -> tuple[Rule, ...]:
+    """Return the rules of a chain, tagged by their text and place."""
+    made = []
     for index, (spec, target) in enumerate(lines):
         digest = hashlib.sha256(f"{chain}\0{index}\0{spec}\0{target}".encode()).hexdigest()[:12]
-        rules.append(Rule(chain, spec, target, f"corral:{digest}"))
-    return tuple(rules)
+        made.append(Rule(chain, spec, target, f"corral:{digest}"))
+    return tuple(made)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """An nft base chain of our own table."""
+    """An nft chain of our own table; one without ``hook`` is only jumped to."""
 
     name: str
     hook: str
     priority: str
     rules: tuple[Rule, ...]
+    kind: str = "filter"
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The chain as it is compared: where it is hooked, and the tags of its rules."""
+        return (f"{self.hook} {self.priority}".strip(), *(rule.tag for rule in self.rules))
 
 
 @dataclass(frozen=True)
@@ -109,21 +117,21 @@ class Skeleton:
         )
         per_source = "--hashlimit-mode srcip --hashlimit-htable-expire 10000"
         return {
-            PASS: _rules(
+            PASS: rules(
                 PASS,
                 [
                     ("", f"-j MARK --set-xmark {bits}"),
                     ("", "-j ACCEPT"),
                 ],
             ),
-            LOG: _rules(
+            LOG: rules(
                 LOG,
                 [
                     ("", f"-j NFLOG --nflog-group {self.nflog_group} --nflog-prefix corral-denied"),
                     ("", f"-j SET --add-set {SEEN} src,dst,dst --timeout {SEEN_FOR}"),
                 ],
             ),
-            DENY: _rules(
+            DENY: rules(
                 DENY,
                 [
                     # No target: the match alone counts what this container was denied.
@@ -156,7 +164,7 @@ class Skeleton:
                     ("", "-j DROP"),
                 ],
             ),
-            OUT: _rules(
+            OUT: rules(
                 OUT,
                 [
                     # A port that another container publishes is not a way around the set.
@@ -175,7 +183,7 @@ class Skeleton:
                     ("", f"-j {DENY}"),
                 ],
             ),
-            IN: _rules(
+            IN: rules(
                 IN,
                 [
                     # port-unreachable and fragmentation-needed must come back.
@@ -184,7 +192,7 @@ class Skeleton:
                     ("", "-j DROP"),
                 ],
             ),
-            INPUT: _rules(
+            INPUT: rules(
                 INPUT,
                 [
                     (f"-m set --match-set {HOST} src,dst,dst", f"-j {PASS}"),
@@ -198,17 +206,17 @@ class Skeleton:
     def chains6(self) -> dict[str, tuple[Rule, ...]]:
         """Our own chains of the IPv6 filter table: nothing of v6 is half-handled."""
         refuse = [("", "-j REJECT --reject-with icmp6-adm-prohibited"), ("", "-j DROP")]
-        return {DENY6: _rules(DENY6, refuse)}
+        return {DENY6: rules(DENY6, refuse)}
 
     @cached_property
     def hooks(self) -> tuple[Hook, ...]:
         """Our rules in foreign chains, in the order of their positions."""
         bits = f"{self.mark:#x}/{self.mark:#x}"
-        user = _rules(DOCKER_USER, [(f"-i {IFACE}+", f"-j {OUT}"), (f"-o {IFACE}+", f"-j {IN}")])
-        host = _rules("INPUT", [(f"-i {IFACE}+", f"-j {INPUT}")])
-        nat = _rules("POSTROUTING", [(f"! -o {IFACE}+ -m mark --mark {bits}", "-j MASQUERADE")])
-        forward6 = _rules("FORWARD", [(f"-i {IFACE}+", f"-j {DENY6}"), (f"-o {IFACE}+", f"-j {DENY6}")])
-        input6 = _rules("INPUT", [(f"-i {IFACE}+", f"-j {DENY6}")])
+        user = rules(DOCKER_USER, [(f"-i {IFACE}+", f"-j {OUT}"), (f"-o {IFACE}+", f"-j {IN}")])
+        host = rules("INPUT", [(f"-i {IFACE}+", f"-j {INPUT}")])
+        nat = rules("POSTROUTING", [(f"! -o {IFACE}+ -m mark --mark {bits}", "-j MASQUERADE")])
+        forward6 = rules("FORWARD", [(f"-i {IFACE}+", f"-j {DENY6}"), (f"-o {IFACE}+", f"-j {DENY6}")])
+        input6 = rules("INPUT", [(f"-i {IFACE}+", f"-j {DENY6}")])
         return (
             Hook(4, "filter", user[0], 1),
             Hook(4, "filter", user[1], 2),
@@ -228,7 +236,7 @@ class Skeleton:
         clear = f"meta mark set meta mark & {keep}"
 
         def chain(name: str, hook: str, priority: str, lines: list[tuple[str, str]]) -> Chain:
-            return Chain(name, hook, priority, _rules(name, lines))
+            return Chain(name, hook, priority, rules(name, lines))
 
         return (
             chain(
@@ -277,11 +285,17 @@ class Skeleton:
         )
 
     def nft_script(
-        self, gateways: frozenset[str], owners: frozenset[tuple[str, int]], holdable: bool = False
+        self,
+        gateways: frozenset[str],
+        owners: frozenset[tuple[str, int]],
+        holdable: bool = False,
+        chains: Sequence[Chain] | None = None,
+        sets: Sequence[str] = (),
     ) -> str:
         """Return one nft transaction that replaces our table and keeps the elements of its two sets.
 
         ``holdable``: the writer can hold the new table (see ``hold.py``), kernel and nft know how.
+        ``chains`` (default: the backstop) and ``sets`` (declarations) are what else is in it.
         """
         if holdable:
             lines = [f"destroy table inet {TABLE}", f"table inet {TABLE} {{", f"  {FLAGS}"]
@@ -291,9 +305,12 @@ class Skeleton:
         lines += _nft_set(
             "owners", "typeof meta oifname . meta skuid", [f'"{i}" . {u}' for i, u in sorted(owners)]
         )
-        for chain in self.backstop:
+        lines += sets
+        for chain in self.backstop if chains is None else chains:
             lines.append(f"  chain {chain.name} {{")
-            lines.append(f"    type filter hook {chain.hook} priority {chain.priority}; policy accept;")
+            if chain.hook:
+                kind = f"type {chain.kind} hook {chain.hook}"
+                lines.append(f"    {kind} priority {chain.priority}; policy accept;")
             lines += [f"    {rule.nft()}" for rule in chain.rules]
             lines.append("  }")
         lines.append("}")

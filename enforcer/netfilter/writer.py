@@ -283,6 +283,7 @@ class Writer:
             "host": [entry.row() for entry in self._mine(HOST, uid).values()],
             "denied": {src: count for src, count in self.kernel.denied().items() if src in own},
             "problems": [[problem.part, problem.text] for problem in problems],
+            "driver": self.kernel.driver,
             "refused": [],
         }
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import importlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
+from pathlib import Path
 
 import pytest
 
 from enforcer.netfilter.claims import Link
+from enforcer.netfilter.detect import LEGACY, NFT, OWN
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import RealKernel
+from enforcer.netfilter.owntable import SETS
 from enforcer.netfilter.ports import Port
 from tests.lab import machine
 from tests.lab.execute import Steps
+from tests.lab.layout import Layout
+from tests.lab.state import locked
 
+PROJECT = Path(__file__).resolve().parents[2]
+DRIVERS = (NFT, LEGACY, OWN)
 CLONE_NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,6 +42,15 @@ class World:
     @property
     def real(self) -> bool:
         return isinstance(self.kernel, RealKernel)
+
+    @property
+    def iptables(self) -> str:
+        """The program that others use on the tables this kernel's driver writes to."""
+        return program(self.kernel.driver if isinstance(self.kernel, RealKernel) else NFT)
+
+    def has_set(self, name: str) -> bool:
+        seen = self.kernel.observe()
+        return name in seen.sets or SETS[name] in seen.table_sets
 
     def add_bridge(self, name: str, address: str) -> None:
         if isinstance(self.kernel, FakeKernel):
@@ -96,20 +115,20 @@ class World:
         if isinstance(self.kernel, FakeKernel):
             self.kernel.tables[(4, "filter")].setdefault(chain, []).append(rule)
         else:
-            subprocess.run(["iptables-nft", "-N", chain], capture_output=True, check=False)
-            sh(f"iptables-nft -A {chain} {rule}")
+            subprocess.run([self.iptables, "-N", chain], capture_output=True, check=False)
+            sh(f"{self.iptables} -A {chain} {rule}")
 
     def flush(self, chain: str) -> None:
         if isinstance(self.kernel, FakeKernel):
             self.kernel.tables[(4, "filter")][chain].clear()
         else:
-            sh(f"iptables-nft -F {chain}")
+            sh(f"{self.iptables} -F {chain}")
 
     def insert_first(self, chain: str, rule: str) -> None:
         if isinstance(self.kernel, FakeKernel):
             self.kernel.tables[(4, "filter")][chain].insert(0, rule)
         else:
-            sh(f"iptables-nft -I {chain} 1 {rule}")
+            sh(f"{self.iptables} -I {chain} 1 {rule}")
 
     def drop_table(self) -> None:
         if isinstance(self.kernel, FakeKernel):
@@ -118,7 +137,14 @@ class World:
             sh("nft delete table inet corral")
 
     def rules(self, chain: str) -> list[str]:
-        return list(self.kernel.observe().tables[(4, "filter")].get(chain, []))
+        if isinstance(self.kernel, FakeKernel):
+            return list(self.kernel.tables[(4, "filter")].get(chain, []))
+        lines = sh(f"{self.iptables} -S {chain}").splitlines()
+        return [line.removeprefix(f"-A {chain} ") for line in lines if line.startswith("-A")]
+
+
+def program(driver: str) -> str:
+    return "iptables-legacy" if driver == LEGACY else "iptables-nft"
 
 
 def sh(command: str) -> str:
@@ -147,16 +173,49 @@ def netns(tools: None) -> Iterator[None]:
         os.close(original)
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.netns)])
+@pytest.fixture(scope="session")
+def python_iptables(tools: None) -> None:
+    """The library of the driver for legacy tables, compiled once and kept by its pin."""
+    lock = PROJECT / "requirements" / "legacy.lock"
+    key = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    cache = Layout.of().cache
+    directory = cache / "legacy" / key
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache / "legacy.lock", "python-iptables", wait=lambda: None):
+        if not directory.is_dir():
+            partial = directory.with_name("partial")
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+            sh(f"rm -rf {partial}")
+            done = subprocess.run(
+                [*pip, "--target", str(partial), "-r", str(lock)], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"python-iptables cannot be built (gcc, python3-dev): {done.stderr}"
+            partial.rename(directory)
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+    importlib.invalidate_caches()
+
+
+@pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.netns) for name in DRIVERS)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "fake":
         yield World(FakeKernel())
         return
+    if request.param == LEGACY:
+        request.getfixturevalue("python_iptables")
     request.getfixturevalue("netns")
-    kernel = RealKernel()
+    kernel = RealKernel(driver=request.param)
     made = World(kernel)
     try:
         yield made
     finally:
         made.close()
         kernel.close()
+
+
+chained = pytest.mark.parametrize(
+    "world",
+    ["fake", *(pytest.param(name, marks=pytest.mark.netns) for name in (NFT, LEGACY))],
+    indirect=True,
+)
+"""For tests about chains of iptables, which the driver without DOCKER-USER has none of."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from enforcer.netfilter.detect import OWN
 from enforcer.netfilter.kernel import RealKernel
 from enforcer.netfilter.model import Element
 from enforcer.netfilter.nflog import Log
@@ -40,7 +40,7 @@ for port in range(int(sys.argv[2]), int(sys.argv[3])):
 
 @pytest.fixture
 def writer(hosts: Hosts) -> Iterator[Writer]:
-    kernel = RealKernel()
+    kernel = RealKernel(driver=hosts.driver)
     journal = Log(SKELETON.nflog_group)
     of = Writer(kernel, SKELETON, "test", journal=journal)
     of.heal("the test's start")
@@ -189,6 +189,11 @@ def test_a_group_that_somebody_else_reads_is_a_problem_that_is_told_and_tried_ag
 
 def test_the_rules_stay_the_same_when_they_are_read_back(hosts: Hosts, writer: Writer) -> None:
     assert writer.audit().steps == ()
-    listed = subprocess.run(["iptables-nft", "-S", "CORRAL-LOG"], capture_output=True, text=True, check=True)
-    assert "NFLOG" in listed.stdout
-    assert "SET" in listed.stdout
+    if hosts.driver == OWN:
+        listed = sh("nft list chain inet corral record")
+        assert "log prefix" in listed
+        assert "add @seen" in listed
+    else:
+        listed = hosts.sh("iptables-nft -S CORRAL-LOG")
+        assert "NFLOG" in listed
+        assert "SET" in listed

@@ -11,7 +11,7 @@ import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from enforcer.netfilter import kernel as module
+from enforcer.netfilter import flows as module
 from enforcer.netfilter.kernel import RealKernel
 from enforcer.netfilter.model import Element
 

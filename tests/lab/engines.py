@@ -42,10 +42,12 @@ _COMMON = (
     "uidmap",
 )
 
+_NEWER = ("docker-buildx", "docker-cli", "docker-compose")
+
 
 @dataclass(frozen=True)
 class Engine:
-    """A Debian suite and the engine it has. The suite's name is the engine's name."""
+    """A Debian suite and the engine it has. The suite's name is the engine's name, but for variants."""
 
     name: str
     version: str | None
@@ -58,6 +60,15 @@ class Engine:
     """False where systemd tells processes of other boots by a boot id that it reads from a fresh /proc."""
     released: bool = True
     """Whether it has an archive of updates and one of security fixes."""
+    base: str = ""
+    """The Debian suite, where that is not the name: then only tests that name this engine run on it."""
+    rules: str = ""
+    """Where the engine keeps its rules, if not in nft's iptables: legacy, or none (``iptables: false``)."""
+
+    @property
+    def suite(self) -> str:
+        """The Debian suite of the box."""
+        return self.base or self.name
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -69,14 +80,17 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine("bookworm", "20.10.24", cgroup1=True),
-        Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli", "docker-compose")),
         Engine(
-            "sid",
-            None,
-            extra=("docker-buildx", "docker-cli", "docker-compose"),
-            own_boot_id=False,
-            released=False,
+            "bookworm-legacy",
+            "20.10.24",
+            extra=("gcc", "libc6-dev", "python3-dev"),
+            cgroup1=True,
+            base="bookworm",
+            rules="legacy",
         ),
+        Engine("trixie-own", "26.1.5", extra=_NEWER, base="trixie", rules="none"),
+        Engine("trixie", "26.1.5", extra=_NEWER),
+        Engine("sid", None, extra=_NEWER, own_boot_id=False, released=False),
     )
 }
 DEFAULT = "trixie"

@@ -59,12 +59,38 @@ def provision(lab: Layout, registries: Registries) -> None:
 def arrange(root: Path, engine: Engine, arrangement: Arrangement, hierarchies: Iterable[Hierarchy]) -> None:
     """Write what PID 1 is, and what makes limits real on a machine that has its controllers in cgroup 1."""
     _write(root / INIT[1:], init_script(engine, arrangement), 0o755)
+    place_rules(root, engine)
     if arrangement is Arrangement.SPLIT:
         _write(root / _WITH_CGROUP1[1:], cgroups.engine_script(hierarchies), 0o755)
         for unit, arguments in _DAEMONS.items():
             shipped = (root / "usr/lib/systemd/system" / unit).read_text()
             dropin = cgroups.wrapped_unit(shipped, _WITH_CGROUP1, *arguments)
             _write(root / f"etc/systemd/system/{unit}.d/10-cgroup1.conf", dropin)
+
+
+# The network address translation that an engine without rules leaves to the host.
+_NAT = """\
+table ip lab {
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 172.17.0.0/16 oifname != "docker0" masquerade
+  }
+}
+"""
+
+
+def place_rules(root: Path, engine: Engine) -> None:
+    """Make the engine keep its rules where this variant has them, from its first start on."""
+    if engine.rules == "legacy":
+        for name in ("iptables", "ip6tables"):
+            inside = [execute.tool("chroot"), str(root), "/usr/bin/env", "-i", f"PATH={PATH}"]
+            execute.run([*inside, "update-alternatives", "--set", name, f"/usr/sbin/{name}-legacy"])
+    elif engine.rules == "none":
+        _write(root / "etc/docker/daemon.json", '{"iptables": false, "ip6tables": false}\n')
+        _write(root / "etc/nftables.conf", _NAT)
+        wants = root / "etc/systemd/system/sysinit.target.wants"
+        wants.mkdir(parents=True, exist_ok=True)
+        (wants / "nftables.service").symlink_to("/usr/lib/systemd/system/nftables.service")
 
 
 def init_script(engine: Engine, arrangement: Arrangement) -> str:

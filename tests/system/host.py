@@ -200,6 +200,9 @@ def install(lab: Lab) -> Box:
     lab.install_corral()
     box = lab.box
     box.write(f"{box.home}/.config/corral/enforcer.toml", CONFIG)
+    if box.engine.rules == "legacy":
+        # What corral[legacy] brings; it is compiled in the box.
+        box.run(["pipx", "inject", "corral", "python-iptables"], timeout=300)
     box.run(["corral", "install"], timeout=180)
     return box
 

@@ -109,7 +109,7 @@ CASES = {
     "a full disk": Case(("COR-073",), "mkdir -p /home/dev/.local/share/corral; mount -t tmpfs -o size=1m tmpfs /home/dev/.local/share/corral", "umount /home/dev/.local/share/corral", "MiB"),
     "ufw": Case(("COR-081",), "mkdir -p /etc/ufw; echo ENABLED=yes > /etc/ufw/ufw.conf", "rm -r /etc/ufw"),
     "iptables switched to legacy": Case(("COR-025",), "update-alternatives --quiet --set iptables /usr/sbin/iptables-legacy", "update-alternatives --quiet --set iptables /usr/sbin/iptables-nft"),
-    "iptables legacy when Docker started": Case(("COR-024",), "update-alternatives --quiet --set iptables /usr/sbin/iptables-legacy; iptables-nft -D FORWARD -j DOCKER-USER", "update-alternatives --quiet --set iptables /usr/sbin/iptables-nft; iptables-nft -I FORWARD 1 -j DOCKER-USER"),
+    "iptables switched to legacy and the jump gone": Case(("COR-020", "COR-025"), "update-alternatives --quiet --set iptables /usr/sbin/iptables-legacy; iptables-nft -D FORWARD -j DOCKER-USER", "update-alternatives --quiet --set iptables /usr/sbin/iptables-nft; iptables-nft -I FORWARD 1 -j DOCKER-USER"),
     "filtering of bridges switched off": Case(("COR-023", "COR-049"), "systemctl stop corral-netfilter.socket corral-netfilter.service; sysctl -qw net.bridge.bridge-nf-call-iptables=0", "systemctl start corral-netfilter.socket corral-netfilter.service"),
     "Docker stopped": Case(("COR-003",), "systemctl stop docker.socket docker.service", "systemctl start docker.socket docker.service"),
 }  # fmt: skip

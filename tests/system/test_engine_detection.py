@@ -167,10 +167,12 @@ def remapped(host: Host) -> Iterator[str]:
         )
 
 
-def test_an_engine_that_maps_users_and_writes_no_rules_is_refused_for_both(host: Host, remapped: str) -> None:
+def test_an_engine_that_maps_users_and_writes_no_rules_is_refused_for_the_first(
+    host: Host, remapped: str
+) -> None:
     told = install(host, DOCKER_HOST=remapped).stderr
     assert "userns-remap" in told
-    assert "iptables is false in the command line of dockerd" in told
+    assert "iptables is false" not in told
     found = doctor(host, *(f"COR-0{number:02}" for number in range(2, 17)), DOCKER_HOST=remapped)
     assert set(found) == {"COR-012", "COR-014"}
 

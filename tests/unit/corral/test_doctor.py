@@ -73,6 +73,9 @@ BRIDGED = Routing(
 )
 RANGES = (IPv4Network("172.16.0.0/16"),)
 HOOK = "FORWARD does not lead through DOCKER-USER first"
+UNFIT = (
+    "Docker's chain is hooked in the legacy tables, and what corral needs for those is not here: install it"
+)
 
 
 def answered(release: str = __version__, **writer: Any) -> Enforcer:
@@ -143,8 +146,8 @@ STAGED: dict[str, tuple[list[Any], str]] = {
     "COR-021": ([Skeleton(("DOCKER-USER (IPv4 filter) lacks our rules at its top",))], "lacks our rules"),
     "COR-022": ([Skeleton(("table inet corral is missing",))], "is missing"),
     "COR-023": ([Sysctls(bridge4=0, bridge6=None)], "iptables is 0; net.bridge.bridge-nf-call-ip6tables does not exist"),
-    "COR-024": ([Skeleton((HOOK,)), LEGACY], "legacy"),
-    "COR-025": ([LEGACY], "legacy"),
+    "COR-024": ([Skeleton((UNFIT,), "own")], "legacy tables"),
+    "COR-025": ([Skeleton((), "nft"), LEGACY], "legacy"),
     "COR-026": ([Skeleton(("FORWARD (IPv6 filter) lacks our rules at its top",))], "IPv6"),
     "COR-027": ([Skeleton(("set corral-pins is hash:ip, not hash:ip,port,ip: not ours",))], "corral-pins"),
     "COR-028": ([Programs({"ip6tables-nft": "iptables"})], "ip6tables-nft"),

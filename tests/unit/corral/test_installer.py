@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corral import install
-from corral.installer import common, netfilter, removal, root
+from corral.installer import common, legacy, netfilter, removal, root
 from corral.installer.common import Places, StopError
 
 TAG = "-m comment --comment corral:0123456789ab"
@@ -329,3 +329,61 @@ def test_set_names_are_read_out_of_the_kernel_s_answer() -> None:
     message = b"\x02\x00\x00\x00" + netfilter._attribute(netfilter.ATTR_PROTOCOL, b"\x06")
     message += netfilter._attribute(netfilter.ATTR_NAME, b"corral-pins\0")
     assert netfilter.set_names([message, b"\x02\x00\x00\x00"]) == ["corral-pins"]
+
+
+LIBRARY = {"iptc/__init__.py": b"", "libxtwrapper.so": b"compiled"}
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+@pytest.mark.parametrize("alternative", [True, False])
+def test_the_library_is_brought_only_where_the_legacy_tables_are_used(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, hooked: bool, alternative: bool
+) -> None:
+    monkeypatch.setattr(legacy, "hooked", lambda _run: hooked)
+    monkeypatch.setattr(legacy, "alternative", lambda: alternative)
+    monkeypatch.setattr(legacy, "program", lambda: "/usr/sbin/iptables-legacy")
+    payload = machine.payload("0.1.0")
+    payload["library"] = install.base64.b64encode(install.archive(LIBRARY)).decode()
+    answer = root.install(payload, machine.places, machine.run)
+    brought = hooked or alternative
+    assert answer["library"] == ("legacy" if brought else "")
+    (directory,) = machine.places.code.iterdir()
+    assert (directory / "libxtwrapper.so").exists() == (directory / "iptc").exists() == brought
+    lock = machine.places.units / "corral-netfilter.service.d" / legacy.DROP_IN
+    assert lock.exists() == brought
+    if brought:
+        assert lock.read_text() == "[Service]\nStandardInput=file:/run/xtables.lock\n"
+    # On nft again: what was brought for the other goes.
+    monkeypatch.setattr(legacy, "hooked", lambda _run: False)
+    monkeypatch.setattr(legacy, "alternative", lambda: False)
+    root.install(payload, machine.places, machine.run)
+    assert not lock.exists()
+    assert not (directory / "iptc").exists()
+
+
+def test_without_the_library_a_legacy_host_is_refused_before_anything_is_replaced(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(legacy, "hooked", lambda _run: True)
+    with pytest.raises(StopError, match="pipx inject corral python-iptables"):
+        machine.install("0.1.0")
+    assert not machine.places.code.exists() or machine.code() == []
+    assert not any(path.is_file() for path in machine.places.units.rglob("*"))
+
+
+def test_docker_is_looked_for_in_legacy_tables_that_exist_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], stdin: str | None = None) -> str:
+        ran.append(argv)
+        return "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n"
+
+    monkeypatch.setattr(legacy, "program", lambda: "/usr/sbin/iptables-legacy")
+    monkeypatch.setattr(legacy, "tables", lambda family: [])
+    assert not legacy.hooked(run)
+    assert ran == []
+    monkeypatch.setattr(legacy, "tables", lambda family: ["filter"])
+    assert legacy.hooked(run)
+    assert legacy.tables("ip6") == ["filter"]

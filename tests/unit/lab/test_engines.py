@@ -17,7 +17,9 @@ def test_engine_comes_from_the_call_then_the_environment_then_the_default() -> N
 
 
 def test_unknown_engine_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LabError, match="'buster'\n  hint: one of bookworm, trixie, sid"):
+    with pytest.raises(
+        LabError, match="'buster'\n  hint: one of bookworm, bookworm-legacy, trixie-own, trixie, sid"
+    ):
         engines.chosen("buster", {})
     assert main(["up", "--name", "nosuchlab", "--engine", "buster"]) == 1
     assert "no lab has the engine 'buster'" in capsys.readouterr().err
