@@ -38,6 +38,7 @@ def image_spec(
     architecture: str,
     host: BuildEnvironment,
     certificates: Iterable[bytes],
+    rootless: bool = False,
 ) -> ImageSpec:
     """Return what the sandbox's image is made from.
 
@@ -47,6 +48,7 @@ def image_spec(
         architecture: the engine's, in Docker's words.
         host: how a build reaches the world; the policy's own wishes are merged into it.
         certificates: contents of its CA files.
+        rootless: whether the engine is the user's own.
 
     Raises:
         PolicyError: a value cannot be used.
@@ -69,6 +71,7 @@ def image_spec(
         apt_options=host.apt_options,
         npm_registry=host.npm_registry,
         pip_index=host.pip_index,
+        rootless=rootless,
     )
 
 
@@ -139,6 +142,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
         architecture=architecture,
         host=host,
         certificates=read_certificates(host.ca_files),
+        rootless=user.rootless,
     )
     paths = invocation.paths
     state.remember_project(paths, loaded.project)

@@ -22,6 +22,7 @@ from corral.lifecycle import Created, Prepared, created, prepare, resolvers
 from corral.livecheck import Sight
 from corral.session import SERVICE, Request, mounts
 from policy.container import HOSTS_TARGET, Limits
+from policy.container import user as as_user
 from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION
 from policy.errors import CorralError, EngineError, NotReadyError
 
@@ -155,7 +156,8 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
         return [Check("session-policy", "fail", stale, session)]
     status = invocation.enforcer.status()
     told = _expectations(invocation, prepared, names_of(status, ident)[0], peers(status, ident))
-    user = f"{invocation.user.uid}:{invocation.user.gid}"
+    who = invocation.user
+    user = as_user(who.uid, who.gid, rootless=who.rootless)
     try:
         answer = execute(invocation.api, ident, (PROGRAM, json.dumps(told)), user=user, wait=PATIENCE)
     except Unfinished as late:

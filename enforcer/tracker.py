@@ -68,7 +68,7 @@ class Tracker:
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
-        self._watch = Strangers(owner.uid, owner.gid)
+        self._watch = Strangers(owner.uid, owner.gid, owner.rootless)
         self.strangers = self._watch.rows
 
     async def look(self, ident: str) -> None:

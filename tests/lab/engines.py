@@ -45,7 +45,7 @@ _COMMON = (
 
 @dataclass(frozen=True)
 class Engine:
-    """A Debian suite and the engine it has. The suite's name is the engine's name."""
+    """A Debian suite and the engine it has. The suite's name is the engine's name, unless another is told."""
 
     name: str
     version: str | None
@@ -58,6 +58,15 @@ class Engine:
     """False where systemd tells processes of other boots by a boot id that it reads from a fresh /proc."""
     released: bool = True
     """Whether it has an archive of updates and one of security fixes."""
+    of: str = ""
+    """The suite, where the name is another."""
+    rootless: bool = False
+    """Whether its engine is the user's own. Only tests that are marked for it run on it."""
+
+    @property
+    def suite(self) -> str:
+        """The Debian suite its box is made of."""
+        return self.of or self.name
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -70,6 +79,7 @@ ENGINES = {
     for engine in (
         Engine("bookworm", "20.10.24", cgroup1=True),
         Engine("trixie", "26.1.5", extra=("docker-buildx", "docker-cli")),
+        Engine("rootless", "26.1.5", extra=("docker-buildx", "docker-cli"), of="trixie", rootless=True),
         Engine("sid", None, extra=("docker-buildx", "docker-cli"), own_boot_id=False, released=False),
     )
 }
@@ -83,6 +93,11 @@ def chosen(name: str | None = None, environ: Mapping[str, str] = os.environ) -> 
         return ENGINES[name]
     except KeyError:
         raise LabError(f"no lab has the engine {name!r}", f"one of {', '.join(ENGINES)}") from None
+
+
+def why_not_unmarked(engine: Engine) -> str | None:
+    """Return why a test that names no engine does not run on this one; None when it does."""
+    return "about the system's engine; see test_rootless*.py" if engine.rootless else None
 
 
 def why_not(engine: Engine, names: Sequence[str], reason: str) -> str | None:

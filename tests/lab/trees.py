@@ -39,7 +39,7 @@ class Trees:
     def box(self, engine: Engine) -> Path:
         """Root file system of the box: the lower layer of its overlay."""
         ingredients = (
-            engine.name,
+            engine.suite,
             engine.packages,
             _MASKED,
             self._registries.mirror,
@@ -115,10 +115,10 @@ class Trees:
                 remove_tree(tree)
 
     def _build_box(self, engine: Engine, tree: Path) -> None:
-        self._debootstrap(engine.name, tree)
+        self._debootstrap(engine.suite, tree)
         _write(tree / "usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n", 0o755)
         _write(tree / "etc/dpkg/dpkg.cfg.d/lab", "force-unsafe-io\n")
-        self._apt_sources(tree, engine.name, engine.released)
+        self._apt_sources(tree, engine.suite, engine.released)
         apt = [*_apart(), "chroot", str(tree), "/usr/bin/env", "-i", "DEBIAN_FRONTEND=noninteractive"]
         apt += ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-q", *self._apt_way_out(tree)]
         shutil.copy("/etc/resolv.conf", tree / "etc/resolv.conf")
@@ -195,7 +195,7 @@ class Trees:
 
 
 def _box_kind(engine: Engine) -> str:
-    return f"box-{engine.name}"
+    return f"box-{engine.suite}"
 
 
 def _fetch_npm_default(tree: Path, requirement: str) -> None:
