@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,12 @@ def plan_text(directory: Path, socket: Path, *, restart: bool) -> str:
 def drop_in(directory: Path, path: str) -> str:
     """Return the text of the drop-in; ``path`` is the PATH that the unit has without it."""
     text = install.unit_text("corral-docker-rootless.conf")
-    return text.replace("@DIR@", str(directory)).replace("@PATH@", path)
+    return text.replace("@DIR@", _escaped(str(directory))).replace("@PATH@", _escaped(path))
+
+
+def _escaped(text: str) -> str:
+    """Write a value between quotes of a unit file, where a percent sign begins a specifier."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def search_path(shown: str, manager: str, own: Path) -> str:
@@ -82,7 +88,11 @@ def search_path(shown: str, manager: str, own: Path) -> str:
         manager: what ``systemctl show-environment`` prints.
         own: the directory below which ours lies.
     """
-    found = [word.removeprefix("PATH=") for word in shown.split() if word.startswith("PATH=")]
+    try:
+        words = shlex.split(shown)
+    except ValueError:
+        words = shown.split()
+    found = [word.removeprefix("PATH=") for word in words if word.startswith("PATH=")]
     found += [line.removeprefix("PATH=") for line in manager.splitlines() if line.startswith("PATH=")]
     parts = (found or [":".join(process.EXTRA_PATH)])[0].split(":")
     return ":".join(part for part in parts if part and not Path(part).is_relative_to(own))

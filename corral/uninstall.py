@@ -83,17 +83,20 @@ class Uninstall:
     def survey(self) -> Survey:
         """Look at everything; needs no privilege and changes nothing."""
         docker, silent = self._docker()
+        users = common.users(self._places)
+        # The system part is not of an engine of the user's own, unless both were installed.
+        system = self._user.uid in users or not self._rootless()
         uids = docker.uids if docker is not None else frozenset()
         return Survey(
             uid=self._user.uid,
             docker=docker,
             silent=silent,
-            others=common.users(self._places),
+            others=users if system else {},
             accounts=frozenset(uid for uid in uids if _has_account(uid)),
             own=frozenset(self._sandboxes()),
             relays=tuple(self._relays()),
             user_files=tuple(self._user_files()),
-            system=tuple(common.traces(self._places)),
+            system=tuple(common.traces(self._places)) if system else (),
             state=_existing(self._data),
             settings=_existing(self._config),
             attached=tuple(self._attached()),
