@@ -126,7 +126,6 @@ def await_sending(host: Host, since: str) -> None:
     until(sends, 60, "the stranger sends")
 
 
-@pytest.mark.representative
 @pytest.mark.case(25)
 def test_an_ordinary_user_installs_verifies_and_runs_without_root_and_owns_all_files(host: Host) -> None:
     assert host.box.run(["sudo", "-n", "true"], check=False).returncode != 0
@@ -150,7 +149,7 @@ def test_an_ordinary_user_installs_verifies_and_runs_without_root_and_owns_all_f
     assert {row[0] for row in ours} == {"1000"}, ours
 
 
-@pytest.mark.fault("F1")
+@pytest.mark.fault("packets before policy, rootless")
 def test_what_floods_from_its_first_instruction_gets_nothing_out_in_twenty_starts(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("first")
@@ -164,7 +163,7 @@ def test_what_floods_from_its_first_instruction_gets_nothing_out_in_twenty_start
     host.control(forbidden)
 
 
-@pytest.mark.fault("engine restarted, restart=always")
+@pytest.mark.fault("rootless engine restarted with restart=always containers")
 def test_a_container_that_the_engine_starts_before_us_meets_the_rules(own: Host) -> None:
     host, forbidden = own, own.internet.addresses["forbidden"]
     project = host.project("always")
