@@ -148,7 +148,7 @@ def _image(spec: ImageSpec, program: Artifact) -> str:
         f"COPY --from=harness /out/ {_parent(ENTRYPOINT)}/\n",
         "COPY root/ /\n",
         _run(*_user(spec), *_directories(spec), *_last_look()),
-        f"USER {spec.uid}:{spec.gid}\n",
+        "USER {}:{}\n".format(*spec.ids),
         f"WORKDIR {HOME}\n",
         f'ENTRYPOINT ["{ENTRYPOINT}"]\n',
         f'CMD ["{_parent(ENTRYPOINT)}/{program.program}"]\n',
@@ -166,16 +166,18 @@ def _nothing_set_id() -> str:
 
 def _user(spec: ImageSpec) -> list[str]:
     """Return what gives the host user's ids one name only, whoever had them, or the name, in the base."""
+    uid, gid = spec.ids
     return [
-        f"sed -i -E -e '/^{USER}:/d' -e '/^[^:]*:[^:]*:{spec.uid}:/d' /etc/passwd",
-        f"sed -i -E -e '/^{USER}:/d' -e '/^[^:]*:[^:]*:{spec.gid}:/d' /etc/group",
-        f"echo '{USER}:*:{spec.uid}:{spec.gid}:{USER}:{HOME}:/bin/bash' >> /etc/passwd",
-        f"echo '{USER}:*:{spec.gid}:' >> /etc/group",
+        f"sed -i -E -e '/^{USER}:/d' -e '/^[^:]*:[^:]*:{uid}:/d' /etc/passwd",
+        f"sed -i -E -e '/^{USER}:/d' -e '/^[^:]*:[^:]*:{gid}:/d' /etc/group",
+        f"echo '{USER}:*:{uid}:{gid}:{USER}:{HOME}:/bin/bash' >> /etc/passwd",
+        f"echo '{USER}:*:{gid}:' >> /etc/group",
     ]
 
 
 def _directories(spec: ImageSpec) -> list[str]:
-    commands = [f"install -d -m 0755 -o {spec.uid} -g {spec.gid} {HOME}"]
+    uid, gid = spec.ids
+    commands = [f"install -d -m 0755 -o {uid} -g {gid} {HOME}"]
     commands += [f"install -d -m 0755 -o 0 -g 0 {path}" for path in sorted(spec.owned_dirs)]
     return commands
 

@@ -54,6 +54,7 @@ class ImageSpec:
     """The inputs of one image. All paths are absolute in the container.
 
     uid, gid: the host user's; never 0.
+    rootless: the engine is the user's own and calls that user 0, which the agent then is.
     architecture: of the engine, in Docker's words (``client.version()["Arch"]``): amd64 or arm64.
     harness: a name in harnesses.lock.json.
     base: a Debian-based image the engine has or can pull.
@@ -86,6 +87,7 @@ class ImageSpec:
     apt_options: tuple[tuple[str, str], ...] = ()
     npm_registry: str | None = None
     pip_index: str | None = None
+    rootless: bool = False
 
     def __post_init__(self) -> None:
         _check_ids(self.uid, self.gid)
@@ -107,6 +109,11 @@ class ImageSpec:
                 raise PolicyError(f"{option[0]!r} is not an option of apt with a plain value")
         for name in ("apt_mirror", "apt_security_mirror", "npm_registry", "pip_index"):
             _check_url(name, getattr(self, name))
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """The agent's uid and gid as the engine counts."""
+        return (0, 0) if self.rootless else (self.uid, self.gid)
 
     @property
     def all_packages(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ def image_spec(
     architecture: str,
     host: BuildEnvironment,
     certificates: Iterable[bytes],
+    rootless: bool = False,
 ) -> ImageSpec:
     """Return what the sandbox's image is made from.
 
@@ -37,6 +38,7 @@ def image_spec(
         architecture: the engine's, in Docker's words.
         host: how a build reaches the world; the policy's own wishes are merged into it.
         certificates: contents of its CA files.
+        rootless: whether the engine is the user's own.
 
     Raises:
         PolicyError: a value cannot be used.
@@ -59,6 +61,7 @@ def image_spec(
         apt_options=host.apt_options,
         npm_registry=host.npm_registry,
         pip_index=host.pip_index,
+        rootless=rootless,
     )
 
 
@@ -125,6 +128,7 @@ def inputs(invocation: Invocation, loaded: LoadedPolicy) -> tuple[ImageSpec, Bui
         architecture=architecture,
         host=host,
         certificates=read_certificates(host.ca_files),
+        rootless=user.rootless,
     )
     return spec, host
 

@@ -93,7 +93,7 @@ DOCS: tuple[CheckDoc, ...] = (
     CheckDoc(
         "uid-matches-host",
         "the agent has your uid and gid, so what it writes is yours",
-        "all four uids and gids in /proc/self/status",
+        "all four uids and gids in /proc/self/status, as /proc/self/uid_map and gid_map lead to the host's",
         "files in the project would belong to somebody else",
         _STRAY,
     ),
@@ -171,7 +171,8 @@ DOCS: tuple[CheckDoc, ...] = (
     CheckDoc(
         "root-owned:PATH",
         "a file that guards the start is root's, and the agent cannot change, replace or cover it; "
-        "/etc/hosts, which your own service publishes, is mounted read-only instead",
+        "/etc/hosts, which your own service publishes, is mounted read-only instead, and so is all of the "
+        "image where a rootless engine calls you 0",
         "owner and mode; then writing, appending, truncating, renaming, removing, chmod, chown, utime, link, "
         "replacing, moving its directories, mount(2), and mount(2) in new namespaces are tried; what "
         "succeeds is undone and named",

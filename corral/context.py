@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, process, relay
+from corral import __version__, process, relay, rootless
 from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.session import User
@@ -47,7 +47,8 @@ def current_user(environ: Mapping[str, str], uid: int | None = None) -> User:
     home = environ.get("HOME", "") or home
     if not home.startswith("/"):
         raise CorralError("your home directory is not known", "set HOME")
-    return User(uid=uid, gid=gid, home=Path(home), environ=relay.environment(environ, uid))
+    found = relay.environment(environ, uid)
+    return User(uid=uid, gid=gid, home=Path(home), environ=found, rootless=rootless.chosen(found))
 
 
 def time_zone(environ: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> str:
@@ -198,7 +199,17 @@ class Invocation:
             EnforcerError: the service does not run, its version or the writer's does not fit, or it cannot
                 reach the kernel.
         """
-        check_versions(self.enforcer.version(), membership(self.user.uid))
+        answer = self.enforcer.version()
+        if answer.get("rootless", False) != self.user.rootless:
+            kinds = {True: "your own (rootless) engine", False: "the system's engine"}
+            raise EnforcerError(
+                f"corral would use {kinds[self.user.rootless]}, and the enforcer watches "
+                f"{kinds[not self.user.rootless]}, so nothing would be enforced",
+                "corral install, which asks the engine that docker would use now",
+            )
+        if self.user.rootless:
+            rootless.daemon(self.user.environ)
+        check_versions(answer, membership(self.user.uid))
 
 
 def check_versions(answer: Mapping[str, Any], found: Membership) -> None:

@@ -30,14 +30,17 @@ NO_DETACH = b",".join([b"\xff"] * 8)
 
 
 def base_url(environ: Mapping[str, str]) -> str:
-    """Return the address of the engine.
+    """Return the address of the engine: DOCKER_HOST's, the user's own one, or the system's.
 
     Raises:
         EngineError: DOCKER_HOST names an engine that is not on this machine.
     """
+    from corral.hostfacts import choice
+
     host = environ.get("DOCKER_HOST", "").strip()
     if not host:
-        return DEFAULT_SOCKET
+        found = choice(environ)
+        return f"unix://{found.path}" if found.rootless else DEFAULT_SOCKET
     if not host.startswith("unix:///"):
         require(judge_choice(Choice(host, "DOCKER_HOST")))
     return host

@@ -14,6 +14,7 @@ from policy.errors import EngineError
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 DEFAULT_CONTEXT = "default"
+OWN_ENGINE = "rootless"
 OLDEST_ENGINE = (20, 10)
 SNAP_ROOT = "/var/snap/docker/"
 INSTALL_ENGINE = (
@@ -47,7 +48,8 @@ class Choice:
 
     ``by`` is ``DOCKER_HOST``, ``DOCKER_CONTEXT``, ``context`` (the current one) or ``default``; ``address``
     is None when the context does not exist. ``path`` and ``own`` are the two sockets with symbolic links
-    followed; ``path`` is empty when the address is no unix socket.
+    followed; ``path`` is empty when the address is no unix socket. ``rootless`` says that it is the socket of
+    the engine that this user runs; ``by`` is ``rootless`` when that was taken because the system's is closed.
     """
 
     address: str | None
@@ -55,6 +57,7 @@ class Choice:
     context: str = DEFAULT_CONTEXT
     path: str = ""
     own: str = ""
+    rootless: bool = False
 
     @property
     def named(self) -> str:
@@ -63,6 +66,8 @@ class Choice:
             return "DOCKER_HOST"
         if self.by == DEFAULT_CONTEXT:
             return DEFAULT_SOCKET.removeprefix("unix://")
+        if self.by == OWN_ENGINE:
+            return f"your own engine's socket {self.path}"
         return f"the docker context {self.context}"
 
     @property
@@ -70,7 +75,7 @@ class Choice:
         """What makes the default engine of this machine the chosen one."""
         if self.by == "context":
             return USE_DEFAULT
-        return f"unset {self.by}" if self.by != DEFAULT_CONTEXT else ""
+        return f"unset {self.by}" if self.by not in (DEFAULT_CONTEXT, OWN_ENGINE) else ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ class Facts:
     that do not exist where the writer works; ``proven`` is whether one exists there that cannot be there by
     chance. ``listening`` tells whether somebody listens on the socket in that namespace. ``no_iptables``
     names the file or command line that switches Docker's rules off. ``controllers_missing`` are the cgroup
-    controllers without which Docker discards limits.
+    controllers without which Docker discards limits. ``unguarded`` is why a container of the user's own
+    engine may have run before corral's rules; empty when none can.
     """
 
     choice: Choice
@@ -102,6 +108,7 @@ class Facts:
     listening: bool | None = None
     no_iptables: str = ""
     controllers_missing: tuple[str, ...] = ()
+    unguarded: str = ""
 
 
 def choose(environ: Mapping[str, str], current: str, endpoints: Mapping[str, str]) -> tuple[str, str, str]:
@@ -135,7 +142,7 @@ def judge_choice(choice: Choice) -> list[Refusal]:
     known = _known_path(choice)
     if known is not None:
         return [known]
-    if choice.path != choice.own:
+    if choice.path != choice.own and not choice.rootless:
         what = f"{choice.named} names the engine at {choice.address}, but corral and its service use"
         return [Refusal("context", f"{what} the one at {DEFAULT_SOCKET}", choice.undo)]
     return []
@@ -161,7 +168,7 @@ def _known_path(choice: Choice) -> Refusal | None:
         )
     if "podman" in choice.path:
         return _podman(choice)
-    if _ROOTLESS.fullmatch(choice.path):
+    if _ROOTLESS.fullmatch(choice.path) and not choice.rootless:
         return _rootless(choice)
     return None
 
@@ -179,12 +186,21 @@ def _podman(choice: Choice) -> Refusal:
 
 
 def _rootless(choice: Choice) -> Refusal:
-    """The one place that says whether a rootless engine may be used."""
+    """A rootless engine that is not this user's own at its usual place cannot be entered."""
     return Refusal(
         "rootless",
-        f"{choice.named} leads to a rootless engine, which is not supported yet: its bridges are in a "
-        "network namespace of its own, where corral's rules are not",
-        f"use the engine of the system (sudo systemctl enable --now docker); {choice.undo or USE_DEFAULT}",
+        f"{choice.named} leads to a rootless engine that is not your own at $XDG_RUNTIME_DIR/docker.sock; "
+        "its bridges are in a network namespace that corral does not know",
+        "use your own one (dockerd-rootless-setuptool.sh install) or the system's; "
+        f"{choice.undo or USE_DEFAULT}",
+    )
+
+
+def _not_rootless(choice: Choice) -> Refusal:
+    return Refusal(
+        "rootless",
+        f"{choice.named} should lead to your own rootless engine, and the engine says that it is none",
+        f"look at: systemctl --user status docker; {choice.undo or USE_DEFAULT}",
     )
 
 
@@ -220,8 +236,8 @@ def _elsewhere(facts: Facts) -> list[Refusal]:
         return [_podman(choice)]
     if facts.system == "Docker Desktop":
         return [_desktop(choice, INSTALL_ENGINE)]
-    if "rootless" in facts.security:
-        return [_rootless(choice)]
+    if ("rootless" in facts.security) != choice.rootless:
+        return [_not_rootless(choice) if choice.rootless else _rootless(choice)]
     evidence = _evidence(facts)
     return [_foreign(choice, evidence)] if evidence else []
 
@@ -278,7 +294,37 @@ def _settings(facts: Facts) -> list[Refusal]:
                 "upgrade Docker Engine",
             )
         )
+    if facts.choice.rootless:
+        found += _own_engine_without_rules(facts)
     return found
+
+
+def _own_engine_without_rules(facts: Facts) -> list[Refusal]:
+    """The writer that joins a rootless engine decides where that one's iptables rules are."""
+    found = []
+    if facts.firewall.startswith("nftables"):
+        found.append(
+            Refusal(
+                "nftables",
+                "a rootless Docker with its nftables backend has no chain DOCKER-USER; not supported",
+                f'remove "firewall-backend" from its daemon.json; {restart(facts.choice)}',
+            )
+        )
+    if facts.no_iptables:
+        found.append(
+            Refusal(
+                "iptables-off",
+                f"a rootless Docker that writes no rules (iptables is false in {facts.no_iptables}) is not "
+                "supported",
+                f"remove it from {facts.no_iptables}; {restart(facts.choice)}",
+            )
+        )
+    return found
+
+
+def restart(choice: Choice) -> str:
+    """Return how the engine is started anew."""
+    return f"{'systemctl --user' if choice.rootless else 'sudo systemctl'} restart docker"
 
 
 def parse_version(text: str) -> tuple[int, int] | None:

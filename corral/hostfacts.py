@@ -16,9 +16,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import hostcheck, process
-from corral.hostcheck import DEFAULT_SOCKET, Choice, Facts
-from policy.errors import EngineError
+from corral import hostcheck, process, rootless
+from corral.hostcheck import DEFAULT_CONTEXT, DEFAULT_SOCKET, OWN_ENGINE, Choice, Facts
+from policy.errors import EnforcerError, EngineError
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient
@@ -67,11 +67,18 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def choice(environ: Mapping[str, str]) -> Choice:
-    """Return which engine the docker command would use, and corral's own socket. Reads a few small files."""
+    """Return which engine the docker command would use, and corral's own socket. Reads a few small files.
+
+    A user who may not open the system's socket and runs an engine means that one.
+    """
     by, context, address = hostcheck.choose(environ, *docker_contexts(environ))
+    system = DEFAULT_SOCKET.removeprefix("unix://")
+    mine = os.path.realpath(rootless.socket_path(environ))
+    if by == DEFAULT_CONTEXT and not os.access(system, os.W_OK) and os.path.exists(mine):  # noqa: PTH110
+        by, address = OWN_ENGINE, f"unix://{mine}"
     path = os.path.realpath(address.removeprefix("unix://")) if address.startswith("unix:///") else ""
-    own = path if by == "DOCKER_HOST" else os.path.realpath(DEFAULT_SOCKET.removeprefix("unix://"))
-    return Choice(address or None, by, context, path, own)
+    own = path if by == "DOCKER_HOST" or path == mine else os.path.realpath(system)
+    return Choice(address or None, by, context, path, own, rootless=bool(path) and path == mine)
 
 
 def refuse_elsewhere(environ: Mapping[str, str]) -> None:
@@ -114,8 +121,12 @@ def _asked(api: APIClient, facts: Facts, environ: Mapping[str, str]) -> Facts:
         answer: dict[str, Any] = api.version(api_version=False)
         networks: list[dict[str, Any]] = api.networks()
     bridges = bridges_of(networks)
-    here = interfaces()
+    own = rootless.pid(environ) if facts.choice.rootless else None
+    here = interfaces(pid=own or 1)
     pid, uid = listener(facts.choice.own) or (None, None)
+    if facts.choice.rootless and uid == os.geteuid():
+        # The right one: whose it is tells nothing about where its bridges are.
+        uid = 0
     return replace(
         facts,
         version=str(info.get("ServerVersion") or ""),
@@ -128,8 +139,9 @@ def _asked(api: APIClient, facts: Facts, environ: Mapping[str, str]) -> Facts:
         bridges=bridges,
         missing=tuple(name for name in bridges if name not in here),
         proven=any(name in here for name in bridges if name != "docker0"),
-        listening=listening(facts.choice.own),
-        no_iptables=iptables_off(_daemon(pid, environ)),
+        listening=listening(facts.choice.own, pid=own or 1),
+        no_iptables=iptables_off(own or _daemon(pid, environ), config=_daemon_config(environ, own)),
+        unguarded=_unguarded(environ) if facts.choice.rootless else "",
         controllers_missing=tuple(name for field, name in CONTROLLERS.items() if info.get(field) is False),
     )
 
@@ -149,20 +161,39 @@ def security_names(options: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(text).partition(",")[0].removeprefix("name=") for text in options)
 
 
-def interfaces(proc: Path = PROC) -> frozenset[str]:
-    """Return the interfaces of the namespace where system services, and so the writer, work."""
+def _unguarded(environ: Mapping[str, str]) -> str:
     try:
-        lines = (proc / "1" / "net" / "dev").read_text(encoding="utf-8", errors="replace").splitlines()[2:]
+        rootless.daemon(environ)
+    except EnforcerError as error:
+        return error.message
+    return ""
+
+
+def _daemon_config(environ: Mapping[str, str], own: int | None) -> Path:
+    if own is None:
+        return DAEMON_CONFIG
+    base = environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else Path(home(environ), ".config")) / "docker" / "daemon.json"
+
+
+def interfaces(proc: Path = PROC, pid: int = 1) -> frozenset[str]:
+    """Return the interfaces of the namespace where the writer works: system services' or ``pid``'s."""
+    try:
+        lines = (
+            (proc / str(pid) / "net" / "dev").read_text(encoding="utf-8", errors="replace").splitlines()[2:]
+        )
     except OSError:
         # Hidden processes: this process's own namespace is the next best.
         return frozenset(name for _, name in socket.if_nameindex())
     return frozenset(line.partition(":")[0].strip() for line in lines)
 
 
-def listening(path: str, proc: Path = PROC) -> bool | None:
+def listening(path: str, proc: Path = PROC, pid: int = 1) -> bool | None:
     """Tell whether somebody listens on a unix socket in that namespace; None when it cannot be told."""
     try:
-        lines = (proc / "1" / "net" / "unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+        lines = (
+            (proc / str(pid) / "net" / "unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+        )
     except OSError:
         return None
     names = (line.split(None, 7)[7:] for line in lines)
@@ -226,8 +257,14 @@ def _docker_installed(environ: Mapping[str, str]) -> bool:
     return _installed("dockerd", environ) or SNAP_ENGINE.exists()
 
 
-def try_bridge(api: APIClient, subnet: IPv4Network, here: frozenset[str] | None = None) -> str:
+def try_bridge(api: APIClient, subnet: IPv4Network, here: frozenset[str] | None = None, pid: int = 1) -> str:
     """Let Docker make a bridge, look for it where the writer works, and have it removed again.
+
+    Args:
+        api: the engine.
+        subnet: for the bridge.
+        here: interfaces to look at instead.
+        pid: of a process that is where the writer works.
 
     Returns:
         the bridge's name when it is not there, empty when it is.
@@ -252,7 +289,7 @@ def try_bridge(api: APIClient, subnet: IPv4Network, here: frozenset[str] | None 
             labels={PROBE_LABEL: str(os.geteuid())},
         )
     try:
-        return "" if bridge in (interfaces() if here is None else here) else bridge
+        return "" if bridge in (interfaces(pid=pid) if here is None else here) else bridge
     finally:
         with errors("removing the network that was tried"):
             api.remove_network(made["Id"])
@@ -279,7 +316,8 @@ def require_local_engine(environ: Mapping[str, str]) -> None:
     facts = collect(environ)
     hostcheck.require(hostcheck.judge(facts))
     with contextlib.closing(_connect(environ, 60)) as api:
-        bridge = try_bridge(api, _free_subnet(api, environ))
+        own = rootless.pid(environ) if facts.choice.rootless else None
+        bridge = try_bridge(api, _free_subnet(api, environ), pid=own or 1)
     if bridge:
         hostcheck.require(hostcheck.judge(replace(facts, missing=(bridge,))))
 

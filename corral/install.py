@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from corral import __version__, hostfacts, oserrors, process, relay
+from corral import __version__, hostfacts, oserrors, process, relay, rootless
 from corral.context import check_versions
 from corral.installer import common
 from corral.installer.bundle import program
@@ -176,6 +176,11 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
             "corral is installed by the user who will run agents, not by root",
             "log in as that user (a member of group docker) and run: corral install",
         )
+    if rootless.chosen(relay.environment(os.environ, uid)):
+        from corral import installrootless
+
+        installrootless.run(echo=echo, dry_run=dry_run, assume_yes=assume_yes)
+        return
     system_part, directory = root_program(uid)
     echo(plan_text(directory))
     if dry_run:
@@ -183,17 +188,32 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
     environ = relay.environment(os.environ, uid)
     found = membership(uid)
     check_before(environ, found)
+    confirm(echo, assume_yes=assume_yes)
+    as_root(system_part, environ, "corral install")
+    echo("system part: done")
+    write_unit(user_units(Path.home(), environ) / USER_UNIT, enforcer_unit(rootless=False))
+    start_units(environ, USER_UNIT)
+    await_enforcer(Client(socket_path(environ), timeout=5).version, found)
+    echo("user part: done")
+    note_linger(echo, found.user)
+
+
+def confirm(echo: Callable[[str], None], *, assume_yes: bool) -> None:
+    """Ask whether to go on, when somebody can be asked.
+
+    Raises:
+        InstallError: not.
+    """
     if not assume_yes and sys.stdin.isatty():
         echo("go on? [Y/n]")
         if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
             raise InstallError("nothing has been installed")
-    as_root(system_part, environ, "corral install")
-    echo("system part: done")
-    _user_step(environ)
-    await_enforcer(Client(socket_path(environ), timeout=5).version, found)
-    echo("user part: done")
-    if not _lingers(found.user):
-        echo(f"note: sandboxes end when you log out; to keep them: sudo loginctl enable-linger {found.user}")
+
+
+def note_linger(echo: Callable[[str], None], user: str) -> None:
+    """Say that sandboxes end with the login, when they do."""
+    if not (Path("/var/lib/systemd/linger") / user).exists():
+        echo(f"note: sandboxes end when you log out; to keep them: sudo loginctl enable-linger {user}")
 
 
 def check_before(environ: Mapping[str, str], found: Membership) -> None:
@@ -209,12 +229,13 @@ def check_before(environ: Mapping[str, str], found: Membership) -> None:
     """
     enforcer_executable()
     check_going_back(common.Places(), data_home(Path.home(), dict(environ)))
-    _check_system_python(environ)
+    check_system_python(environ)
     if found.group is not None and not found.member:
         raise InstallError(f"{found.user} is not in group docker", f"{join(found)}; then: corral install")
-    _check_manager(environ, found)
+    check_manager(environ, found)
+    _check_groups(environ, found)
     hostfacts.require_local_engine(environ)
-    _check_running(environ, found.uid)
+    check_running(environ, found.uid)
 
 
 def check_going_back(places: common.Places, data: Path) -> None:
@@ -232,7 +253,7 @@ def check_going_back(places: common.Places, data: Path) -> None:
     versions.check_state(data, __version__)
 
 
-def _check_running(environ: Mapping[str, str], uid: int) -> None:
+def check_running(environ: Mapping[str, str], uid: int) -> None:
     """What runs goes on running under the new version, so that has to understand its labels."""
     from corral.engine import connect
     from corral.inventory import take
@@ -253,7 +274,7 @@ def _check_running(environ: Mapping[str, str], uid: int) -> None:
         )
 
 
-def _check_system_python(environ: Mapping[str, str]) -> None:
+def check_system_python(environ: Mapping[str, str]) -> None:
     what = f"{SYSTEM_PYTHON}, the system's Python, on which the netfilter writer runs,"
     try:
         done = process.run(
@@ -276,8 +297,8 @@ def _check_system_python(environ: Mapping[str, str]) -> None:
         )
 
 
-def _check_manager(environ: Mapping[str, str], found: Membership) -> None:
-    """The user's service manager has to run, and to know that the user is in group docker."""
+def check_manager(environ: Mapping[str, str], found: Membership) -> None:
+    """The user's service manager has to run."""
     asked = process.run(
         ["systemctl", "--user", "show", "-P", "Version"], environ=environ, timeout=30, check=False
     )
@@ -286,6 +307,10 @@ def _check_manager(environ: Mapping[str, str], found: Membership) -> None:
             f"your service manager (systemd --user) does not answer: {asked.stderr.strip()}",
             f"sudo loginctl enable-linger {found.user}, then: corral install",
         )
+
+
+def _check_groups(environ: Mapping[str, str], found: Membership) -> None:
+    """The service manager has to know that the user is in group docker."""
     unit = f"user@{found.uid}.service"
     told = process.run(["systemctl", "show", "-P", "MainPID", unit], environ=environ, timeout=30, check=False)
     pid = told.stdout.strip()
@@ -340,22 +365,50 @@ def user_units(home: Path, environ: Mapping[str, str]) -> Path:
     return (Path(base) if base.startswith("/") else home / ".config") / "systemd" / "user"
 
 
-def _user_step(environ: Mapping[str, str]) -> None:
-    unit = user_units(Path.home(), environ) / USER_UNIT
-    unit.parent.mkdir(parents=True, exist_ok=True)
+def enforcer_unit(*, rootless: bool) -> str:
+    """Return the text of the enforcer's unit.
+
+    Args:
+        rootless: for an engine of the user's own.
+    """
     text = unit_text(USER_UNIT).replace("@ENFORCER@", str(enforcer_executable()))
-    partial = unit.with_name(unit.name + common.PARTIAL)
-    with oserrors.naming(unit):
+    return text.replace("@OPTIONS@", " --rootless" if rootless else "")
+
+
+def write_unit(path: Path, text: str) -> None:
+    """Write a file of the user's service manager, whole or not at all.
+
+    Raises:
+        CorralError: it cannot be written.
+    """
+    with oserrors.naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + common.PARTIAL)
         partial.write_text(text, encoding="utf-8")
-        partial.replace(unit)
-    for words in (["daemon-reload"], ["enable", USER_UNIT], ["restart", USER_UNIT]):
-        done = process.run(["systemctl", "--user", *words], environ=environ, timeout=60, check=False)
-        if done.code != 0:
-            raise InstallError(
-                f"systemctl --user {' '.join(words)}: {done.stderr.strip()}",
-                f"journalctl --user -u {USER_UNIT}",
-            )
+        partial.replace(path)
 
 
-def _lingers(user: str) -> bool:
-    return (Path("/var/lib/systemd/linger") / user).exists()
+def start_units(environ: Mapping[str, str], *units: str) -> None:
+    """Have units of the user's started now, anew, and with each login.
+
+    Raises:
+        InstallError: systemd refuses.
+    """
+    systemctl(environ, "daemon-reload")
+    for unit in units:
+        systemctl(environ, "enable", unit)
+        systemctl(environ, "restart", unit)
+
+
+def systemctl(environ: Mapping[str, str], *words: str) -> str:
+    """Tell the user's service manager something and return what it printed.
+
+    Raises:
+        InstallError: it refuses.
+    """
+    done = process.run(["systemctl", "--user", *words], environ=environ, timeout=90, check=False)
+    if done.code != 0:
+        raise InstallError(
+            f"systemctl --user {' '.join(words)}: {done.stderr.strip()}", f"journalctl --user -u {words[-1]}"
+        )
+    return done.stdout

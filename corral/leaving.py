@@ -22,7 +22,8 @@ class Survey:
     ``others`` are users with corral installed, by uid; ``accounts`` says which uids have an account.
     ``docker`` is None while Docker does not answer, for the reason ``silent``. ``own`` are ids of sandboxes
     that have state. ``user_files`` and ``system`` are paths that exist; ``state`` and ``settings`` too.
-    ``attached`` are bridges of sandboxes with a container on them.
+    ``attached`` are bridges of sandboxes with a container on them. ``rootless`` says that corral is installed
+    for an engine of the user's own, which runs.
     """
 
     uid: int
@@ -37,6 +38,7 @@ class Survey:
     state: tuple[Path, ...] = ()
     settings: tuple[Path, ...] = ()
     attached: tuple[str, ...] = ()
+    rootless: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Leaving:
     """What will be done.
 
     ``system`` says whether the program for root runs, ``rules`` whether it removes rules and files. ``stuck``
-    are bridges with containers that nobody can end while Docker does not answer.
+    are bridges with containers that nobody can end while Docker does not answer. ``inside`` says that rules
+    go from the namespace of the user's own engine.
     """
 
     containers: tuple[Container, ...] = ()
@@ -68,6 +71,7 @@ class Leaving:
     running: tuple[str, ...] = ()
     others: tuple[int, ...] = ()
     stuck: tuple[str, ...] = ()
+    inside: bool = False
 
     @property
     def nothing(self) -> bool:
@@ -82,6 +86,8 @@ class Leaving:
         rows += [("network", network.name) for network in self.networks]
         rows += [("image", ", ".join(image.names)) for image in self.images]
         rows += [("user", str(path)) for path in self.user_files]
+        if self.inside:
+            rows += [("rules", f"in your engine's namespace: {RULES}")]
         if self.rules:
             rows += [("rules", RULES)]
             rows += [("system", str(path)) for path in self.system_files]
@@ -128,6 +134,7 @@ def decide(found: Survey, *, force: bool, purge: bool) -> Leaving:
         kept=tuple(_kept(found, len(named) - len(images), others, purge=purge)),
         running=tuple(sorted(container.name for container in containers if container.alive)),
         others=tuple(sorted(docker.uids - {found.uid} - gone)),
+        inside=found.rootless and bool(found.user_files),
         stuck=found.attached if found.docker is None and system and last else (),
     )
 

@@ -11,7 +11,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine, held, network, protect, relay, secretchannel, state
+from corral import checks, engine, held, network, protect, relay, rootless, secretchannel, state
 from corral.build import ensure_image
 from corral.context import Invocation
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
@@ -123,12 +123,17 @@ def subnet_ranges(configured: IPv4Network | None) -> list[IPv4Network]:
 def _relays(invocation: Invocation, layout: Plan) -> None:
     services, sandbox = invocation.loaded.declaration.host_services, invocation.loaded.sandbox
     # Without services too: an engine whose bridges are elsewhere is one that nothing here can fence.
-    bridge = relay.bridge_ifindex(sandbox)
+    own = None
+    if invocation.user.rootless:
+        own = rootless.daemon(invocation.user.environ)
+        bridge = rootless.bridge_ifindex(invocation.user.environ, sandbox.bridge)
+    else:
+        bridge = relay.bridge_ifindex(sandbox)
     if not services:
         return
     with invocation.console.step("host services", minor=True):
         manager = relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
-        wanted = relay.relays(sandbox, services, layout.gateway, bridge)
+        wanted = relay.relays(sandbox, services, layout.gateway, bridge, own)
         # Sessions that start at the same time would start the same units.
         with network.locked(invocation.paths.root / "relays.lock"):
             manager.ensure(wanted)

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import oserrors, process, subnets
+from corral import oserrors, process, rootless, subnets
 from corral.engine import errors
 from corral.limits import judge_warnings
 from corral.subnets import Plan, Taken
@@ -50,12 +50,18 @@ def locked(path: Path) -> Iterator[None]:
 def host_ranges(environ: Mapping[str, str]) -> list[Taken]:
     """Return what the host itself uses: its routes and addresses, and the DNS servers it asks.
 
+    An engine of the user's own has routes of its own beside them.
+
     Raises:
         ProgramError: ``ip`` is missing or failed.
     """
     argv = ("ip", "-j", "-4", "route", "show", "table", "all")
-    routes = process.run(argv, environ=environ, hint="sudo apt install iproute2").stdout
-    found = subnets.taken_by_routes(routes)
+    found = []
+    inside = rootless.entering(environ)
+    for command in (argv, (*inside, *argv)) if inside else (argv,):
+        found += subnets.taken_by_routes(
+            process.run(command, environ=environ, hint="sudo apt install iproute2").stdout
+        )
     for file in RESOLV_CONFS:
         with contextlib.suppress(OSError):
             found += subnets.taken_by_resolvers(file.read_text(encoding="utf-8", errors="replace"))

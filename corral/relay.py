@@ -3,6 +3,9 @@
 One relay per service: systemd-socket-proxyd, in a transient unit of the user's systemd, on the gateway
 address of the sandbox's bridge. Its socket is bound to the bridge as a device too, because an address alone
 is no boundary: without that, a container on another bridge or a neighbour on the uplink can connect to it.
+
+Where the engine is the user's own, the bridge is in the engine's network namespace: the socket is opened in
+there and passed out to the relay, which runs on the host like any other.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
 
 from corral import process, relaylaunch
 from policy.declaration import HostService
 from policy.errors import CorralError
 from policy.identity import Sandbox
+
+if TYPE_CHECKING:
+    from enforcer.client import Daemon
 
 PROXY_PATHS = ("/usr/lib/systemd/systemd-socket-proxyd", "/lib/systemd/systemd-socket-proxyd")
 NO_MANAGER = 'the user manager of systemd has to run; without a login: loginctl enable-linger "$USER"'
@@ -27,12 +34,16 @@ _UNIT = re.compile(r"^corral-relay-[0-9a-f]{8}-[0-9]{1,5}\.service", re.MULTILIN
 
 @dataclass(frozen=True)
 class Relay:
-    """One relay. ``ifindex`` is the bridge's: a bridge that was made anew needs a new socket."""
+    """One relay. ``ifindex`` is the bridge's: a bridge that was made anew needs a new socket.
+
+    ``engine`` is the life of the user's own engine that the bridge belongs to, None on the system's.
+    """
 
     sandbox: Sandbox
     port: int
     gateway: IPv4Address
     ifindex: int
+    engine: Daemon | None = None
 
     @property
     def unit(self) -> str:
@@ -44,8 +55,19 @@ class Relay:
         """Everything the relay depends on, kept in the unit itself so that it can be compared."""
         return (
             f"corral relay {self.gateway}:{self.port} on {self.sandbox.bridge} (interface {self.ifindex}) "
-            f"to 127.0.0.1:{self.port}"
+            f"to 127.0.0.1:{self.port}{self._where}"
         )
+
+    @property
+    def _where(self) -> str:
+        if self.engine is None:
+            return ""
+        return f" for engine {self.engine.pid} of {self.engine.start} in {self.engine.netns}"
+
+    def _inside(self) -> tuple[str, ...]:
+        from enforcer.client import enter
+
+        return enter(self.engine) if self.engine is not None else ()
 
     def argv(self, proxy: str) -> tuple[str, ...]:
         """Return the command that starts the relay and returns when it listens."""
@@ -60,6 +82,8 @@ class Relay:
             "--property=Restart=on-failure",
             "--property=RestartSec=1",
             "--property=NoNewPrivileges=yes",
+            # A socket would keep the namespace of an engine that has ended.
+            *(("--property=PartOf=docker.service",) if self.engine is not None else ()),
             sys.executable,
             "-I",
             relaylaunch.__file__,
@@ -67,14 +91,20 @@ class Relay:
             str(self.port),
             self.sandbox.bridge,
             proxy,
+            *self._inside(),
         )
 
 
 def relays(
-    sandbox: Sandbox, services: Sequence[HostService], gateway: IPv4Address, ifindex: int
+    sandbox: Sandbox,
+    services: Sequence[HostService],
+    gateway: IPv4Address,
+    ifindex: int,
+    engine: Daemon | None = None,
 ) -> list[Relay]:
     """Return the relays a sandbox needs, one per port."""
-    return [Relay(sandbox, port, gateway, ifindex) for port in sorted({service.port for service in services})]
+    ports = sorted({service.port for service in services})
+    return [Relay(sandbox, port, gateway, ifindex, engine) for port in ports]
 
 
 def environment(environ: Mapping[str, str], uid: int) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Opens a relay's listening socket and becomes systemd-socket-proxyd, which takes it over.
 
-``python -I relaylaunch.py GATEWAY PORT BRIDGE PROXY``. Run by the user's systemd, standard library only.
+``python -I relaylaunch.py GATEWAY PORT BRIDGE PROXY [ENTER...]``. Run by the user's systemd, standard library
+only. ``ENTER...`` is the beginning of a command that runs where the bridge is: the socket is opened by this
+program in there, which passes it out over its standard input, a unix socket.
 
 Not a socket unit: systemd makes one with BindToDevice= wait for the interface's device unit, which exists
 only where udev runs, so that on other systems it would never start.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -18,6 +21,9 @@ from typing import NoReturn
 FIRST = 3
 IP_FREEBIND = 15
 BACKLOG = 128
+INSIDE = "--pass"
+# Seconds for entering a namespace and opening a socket there.
+PATIENCE = 20.0
 
 
 def listen(gateway: str, port: int, bridge: str) -> socket.socket:
@@ -33,6 +39,36 @@ def listen(gateway: str, port: int, bridge: str) -> socket.socket:
     made.bind((gateway, port))
     made.listen(BACKLOG)
     return made
+
+
+def listen_inside(enter: Sequence[str], where: Sequence[str]) -> socket.socket:
+    """Return a socket that listens where ``enter`` leads; ``where`` is as for ``listen``, as text.
+
+    Raises:
+        OSError: it could not be opened there, or did not arrive.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        ours.settimeout(PATIENCE)
+        command = [*enter, sys.executable, "-I", __file__, INSIDE, *where]
+        # What goes wrong in there is said on stderr, which is the journal's.
+        child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        theirs.close()
+        try:
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        finally:
+            child.kill()
+            child.wait()
+    if not descriptors:
+        raise OSError(f"no socket came out of the namespace of {' '.join(where)}")
+    return socket.socket(fileno=descriptors[0])
+
+
+def pass_out(made: socket.socket) -> None:
+    """Send a socket to whoever started this program, and wait until it was taken."""
+    with socket.socket(fileno=os.dup(0)) as out:
+        socket.send_fds(out, [b"\0"], [made.fileno()])
+        out.recv(1)
 
 
 def hand_over(listening: socket.socket, argv: Sequence[str], environ: dict[str, str]) -> NoReturn:
@@ -53,8 +89,11 @@ def tell_ready(environ: Mapping[str, str]) -> None:
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Listen and hand over."""
-    gateway, port, bridge, proxy = argv
-    listening = listen(gateway, int(port), bridge)
+    if argv[0] == INSIDE:
+        pass_out(listen(argv[1], int(argv[2]), argv[3]))
+        sys.exit(0)
+    gateway, port, bridge, proxy, *enter = argv
+    listening = listen_inside(enter, (gateway, port, bridge)) if enter else listen(gateway, int(port), bridge)
     tell_ready(os.environ)
     hand_over(listening, (proxy, f"127.0.0.1:{port}"), dict(os.environ))
 

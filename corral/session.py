@@ -34,7 +34,10 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class User:
-    """Who runs corral: ids, home directory, environment, and the name and email Git commits with."""
+    """Who runs corral: ids, home directory, environment, and the name and email Git commits with.
+
+    ``rootless``: the engine is this user's own.
+    """
 
     uid: int
     gid: int
@@ -42,6 +45,7 @@ class User:
     environ: Mapping[str, str]
     git: Mapping[str, str] = field(default_factory=dict)
     zone: str = ""
+    rootless: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,4 +236,5 @@ def plan(
         stdin=request.terminal.stdin,
         ipv6=ipv6,
         limits=limits,
+        rootless=user.rootless,
     )

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, inventory, leaving, process, relay
+from corral import __version__, inventory, leaving, process, relay, rootless
 from corral.install import USER_UNIT, user_units
 from corral.installer import common
 from corral.installer.bundle import program
-from corral.installer.elevate import as_root
+from corral.installer.elevate import as_root, inside
 from corral.installer.removal import LINKS, bridges
+from corral.installrootless import CODE, DROP_IN, ENGINE_UNIT, WRITER_UNIT
 from corral.inventory import Inventory
 from corral.leaving import Leaving, Survey
 from enforcer.client import config_directory, runtime_directory
@@ -40,6 +41,17 @@ RELAYS = "corral-relay-*"
 NOTHING = "nothing of corral is installed for you"
 
 
+def in_namespace(text: str, environ: Mapping[str, str], again: str) -> dict[str, Any]:
+    """Run a program in the namespaces of the user's own engine."""
+    from enforcer.client import enter, running_daemon
+
+    daemon = running_daemon(rootless.runtime(environ))
+    if daemon is None:
+        # Its namespace went with it, and the rules with that.
+        return {}
+    return inside(enter(daemon), text, environ, again)
+
+
 class Uninstall:
     """One run of the command. ``connect`` returns the engine's client, or raises EngineError."""
 
@@ -51,7 +63,9 @@ class Uninstall:
         echo: Callable[[str], None],
         places: common.Places | None = None,
         elevate: Callable[[str, Mapping[str, str], str], dict[str, Any]] = as_root,
+        enter: Callable[[str, Mapping[str, str], str], dict[str, Any]] = in_namespace,
     ) -> None:
+        self._enter = enter
         self._user = user
         self._connect = connect
         self._echo = echo
@@ -69,20 +83,24 @@ class Uninstall:
     def survey(self) -> Survey:
         """Look at everything; needs no privilege and changes nothing."""
         docker, silent = self._docker()
+        users = common.users(self._places)
+        # The system part is not of an engine of the user's own, unless both were installed.
+        system = self._user.uid in users or not self._rootless()
         uids = docker.uids if docker is not None else frozenset()
         return Survey(
             uid=self._user.uid,
             docker=docker,
             silent=silent,
-            others=common.users(self._places),
+            others=users if system else {},
             accounts=frozenset(uid for uid in uids if _has_account(uid)),
             own=frozenset(self._sandboxes()),
             relays=tuple(self._relays()),
             user_files=tuple(self._user_files()),
-            system=tuple(common.traces(self._places)),
+            system=tuple(common.traces(self._places)) if system else (),
             state=_existing(self._data),
             settings=_existing(self._config),
             attached=tuple(self._attached()),
+            rootless=self._rootless() and rootless.pid(self._environ) is not None,
         )
 
     def _docker(self) -> tuple[Inventory | None, str]:
@@ -108,8 +126,19 @@ class Uninstall:
         found = [units / USER_UNIT, units / f"{USER_UNIT}.d"]
         with contextlib.suppress(OSError):
             found += [*units.glob(f"*.wants/{USER_UNIT}"), *units.glob(f"*.requires/{USER_UNIT}")]
+        if self._rootless():
+            dropped_in = units / f"{ENGINE_UNIT}.d" / DROP_IN
+            found += [dropped_in, units / WRITER_UNIT, units / f"{WRITER_UNIT}.d", self._data / CODE]
+            with contextlib.suppress(OSError):
+                found += [*units.glob(f"*.wants/{WRITER_UNIT}")]
         found.append(runtime_directory(self._environ))
         return [path for path in found if os.path.lexists(path)]
+
+    def _rootless(self) -> bool:
+        """Whether corral is installed for an engine of the user's own."""
+        units = user_units(self._user.home, self._user.environ)
+        files = (units / WRITER_UNIT, units / f"{ENGINE_UNIT}.d" / DROP_IN)
+        return any(os.path.lexists(path) for path in files)
 
     def _attached(self) -> list[str]:
         done = process.run(LINKS, environ=self._environ, hint="sudo apt install iproute2")
@@ -152,11 +181,15 @@ class Uninstall:
             if again.containers or again.networks:
                 self._end_sandboxes(again)
         removed: list[str] = []
+        if plan.inside:
+            text = program("corral.installer.removal", {"inside": True})
+            answer = self._enter(text, self._environ, "corral uninstall")
+            removed += [str(name) for name in answer.get("removed", ())]
         if plan.system:
             payload = {"uid": self._user.uid, "others": list(plan.others), "purge": bool(plan.purged)}
             text = program("corral.installer.removal", payload)
             answer = self._elevate(text, self._environ, "corral uninstall")
-            removed = [str(name) for name in answer.get("removed", ())]
+            removed += [str(name) for name in answer.get("removed", ())]
             users = answer.get("others") or {}
             if plan.rules and users:
                 names = ", ".join(f"{name} (uid {uid})" for uid, name in users.items())
@@ -186,11 +219,17 @@ class Uninstall:
         if not plan.user_files:
             return
         self._systemctl("disable", "--now", USER_UNIT)
+        if self._rootless():
+            self._systemctl("disable", "--now", WRITER_UNIT)
         for path in plan.user_files:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+            # The directory of a drop-in, which may hold others.
+            with contextlib.suppress(OSError):
+                if path.name == DROP_IN:
+                    path.parent.rmdir()
         self._systemctl("daemon-reload")
         self._systemctl("reset-failed", USER_UNIT)
 

@@ -24,6 +24,7 @@ from corral.names import changed_since
 from corral.policyedit import reach
 from corral.session import SERVICE, Request, mounts
 from policy.container import HOSTS_TARGET, Limits
+from policy.container import user as as_user
 from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy
@@ -159,7 +160,8 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
         # What it was started with is not what the checker would compare with.
         return [Check("session-policy", "fail", stale, session)]
     told = _expectations(invocation, prepared, names_of(status, ident)[0], peers(status, ident))
-    user = f"{invocation.user.uid}:{invocation.user.gid}"
+    who = invocation.user
+    user = as_user(who.uid, who.gid, rootless=who.rootless)
     try:
         answer = execute(invocation.api, ident, (PROGRAM, json.dumps(told)), user=user, wait=PATIENCE)
     except Unfinished as late:

@@ -16,8 +16,20 @@ from policy.errors import EnforcerError, NotReadyError
 
 if TYPE_CHECKING:
     from enforcer.config import Config
+    from enforcer.netfilter.namespace import Daemon
 
-__all__ = ["Client", "Config", "create_hosts_file", "load_config", "render_hosts_file", "socket_path"]
+__all__ = [
+    "Client",
+    "Config",
+    "Daemon",
+    "create_hosts_file",
+    "enter",
+    "guarded_daemon",
+    "load_config",
+    "render_hosts_file",
+    "running_daemon",
+    "socket_path",
+]
 
 START = "systemctl --user start corral-enforcer"
 VERSION = "/v1/version"
@@ -54,6 +66,27 @@ def config_directory(home: Path, environ: Mapping[str, str]) -> Path:
     from enforcer import config
 
     return config.path(home, environ).parent
+
+
+def running_daemon(runtime: Path) -> Daemon | None:
+    """Return the user's own engine as it runs now; see netfilter.namespace.running."""
+    from enforcer.netfilter import namespace
+
+    return namespace.running(runtime)
+
+
+def guarded_daemon(environ: Mapping[str, str]) -> Daemon:
+    """Return the user's own engine, in whose namespace the rules came first; see rootless.daemon."""
+    from enforcer import rootless
+
+    return rootless.daemon(environ)
+
+
+def enter(daemon: Daemon) -> tuple[str, ...]:
+    """Return the beginning of a command that runs in an engine's namespaces."""
+    from enforcer.netfilter import namespace
+
+    return namespace.enter(daemon)
 
 
 def create_hosts_file(path: Path, content: bytes) -> None:

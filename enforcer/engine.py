@@ -52,16 +52,27 @@ class Engine(Protocol):
 
 
 class DockerEngine:
-    """Docker over its local socket."""
+    """Docker over its local socket: the environment's, or the one at ``url``.
 
-    def __init__(self) -> None:
+    Raises:
+        EngineError: it does not answer, or is rootless when it should not be, or the other way round: then
+            the rules are not where its bridges are, and its users are not who they seem.
+    """
+
+    def __init__(self, url: str | None = None, *, rootless: bool = False) -> None:
         try:
-            self._client = docker.from_env(timeout=20)
+            self._client = _client(url, 20)
             # A stream that is quiet for hours is not broken.
-            self._streaming = docker.from_env(timeout=QUIET)
+            self._streaming = _client(url, QUIET)
         except DockerException as error:
             raise EngineError(f"Docker does not answer: {error}", "systemctl status docker") from error
         self._stream: Any = None
+        with _errors():
+            told = self._client.info().get("SecurityOptions") or ()
+        if any("name=rootless" in str(option).split(",") for option in told) != rootless:
+            self.close()
+            what = "not rootless" if rootless else "rootless"
+            raise EngineError(f"the engine is {what}, and corral was installed for another", "corral install")
 
     def identifiers(self, uid: int) -> list[str]:
         """See Engine."""
@@ -144,6 +155,12 @@ class DockerEngine:
                 self._stream.close()
         self._client.close()
         self._streaming.close()
+
+
+def _client(url: str | None, timeout: int) -> docker.DockerClient:
+    if url is None:
+        return docker.from_env(timeout=timeout)
+    return docker.DockerClient(base_url=url, version="auto", timeout=timeout)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The program ``corral-enforcer``."""
+"""The program ``corral-enforcer``; with ``--rootless`` for the engine that the user runs without root."""
 
 from __future__ import annotations
 
@@ -7,22 +7,38 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from enforcer import journal
+from enforcer import journal, rootless
 from enforcer.config import WRITER_SOCKET
 from enforcer.config import load as load_config
 from enforcer.config import path as config_path
+from enforcer.engine import DockerEngine, Engine
 from enforcer.host import only_instance
 from enforcer.release import RELEASE
 from enforcer.service import Service
 from enforcer.sessions import Owner
 from enforcer.writerclient import WriterClient
 from policy import versions
-from policy.errors import CorralError
+from policy.errors import CorralError, EngineError
 from policy.identity import data_home
 
 log = logging.getLogger("corral.enforcer")
+
+
+def _rootless(environ: dict[str, str]) -> tuple[WriterClient, Callable[[], Engine]]:
+    url, path = rootless.address(environ), rootless.writer_socket(environ)
+
+    def connect() -> Engine:
+        # Asked anew at each connection: the engine may have been started without the guard meanwhile.
+        try:
+            rootless.daemon(environ)
+        except CorralError as error:
+            raise EngineError(error.message, error.hint) from error
+        return DockerEngine(url, rootless=True)
+
+    return WriterClient(path, vet=rootless.Neighbour(environ)), connect
 
 
 def main() -> None:
@@ -30,9 +46,13 @@ def main() -> None:
     native = journal.SOCKET if journal.has_journal(os.environ, sys.stderr) else None
     logging.basicConfig(level=logging.INFO, handlers=[journal.Handler(sys.stderr, native)])
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    environ, home = dict(os.environ), Path.home()
+    environ, home, own = dict(os.environ), Path.home(), sys.argv[1:] == ["--rootless"]
+    if sys.argv[1:] and not own:
+        log.error("usage: corral-enforcer [--rootless]")
+        sys.exit(2)
     try:
         config = load_config(config_path(home, environ))
+        writer, engine = _rootless(environ) if own else (WriterClient(WRITER_SOCKET), DockerEngine)
         directory = only_instance(environ)
     except CorralError as error:
         log.error("%s", error.render())
@@ -46,13 +66,13 @@ def main() -> None:
         log.error("%s", error.render() if isinstance(error, CorralError) else error)
         # The unit is not started again after this one: trying again makes no state older.
         sys.exit(2 if isinstance(error, CorralError) else 1)
-    owner = Owner(os.getuid(), os.getgid(), data, Path("/proc/sys/net/ipv6").exists())
+    owner = Owner(os.getuid(), os.getgid(), data, Path("/proc/sys/net/ipv6").exists(), rootless=own)
 
     async def serve() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await Service(config, owner, WriterClient(WRITER_SOCKET)).run(directory / "enforcer.sock", stop)
+        await Service(config, owner, writer, engine).run(directory / "enforcer.sock", stop)
 
     asyncio.run(serve())
 

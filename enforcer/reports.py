@@ -19,14 +19,16 @@ API_VERSION = versions.SCHEMAS[versions.API]
 PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets", "driver"})
 
 
-def version(release: str, heard: Mapping[str, Any] | EnforcerError) -> dict[str, Any]:
+def version(
+    release: str, heard: Mapping[str, Any] | EnforcerError, *, rootless: bool = False
+) -> dict[str, Any]:
     """Return the body of ``GET /v1/version``; ``heard`` is the writer's hello, or why there is none."""
     if isinstance(heard, EnforcerError):
         writer = {"reachable": False, "version": None, "error": heard.message, "hint": heard.hint}
     else:
         told = {name: heard.get(name) for name in ("version", "schemas", "skeleton")}
         writer = {"reachable": True, **told}
-    return {**versions.describe(release), "api": API_VERSION, "writer": writer}
+    return {**versions.describe(release), "api": API_VERSION, "rootless": rootless, "writer": writer}
 
 
 def session_row(

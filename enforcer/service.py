@@ -329,7 +329,7 @@ class Service:
             heard: dict[str, Any] | EnforcerError = await asyncio.to_thread(self._writer.hello)
         except EnforcerError as error:
             heard = error
-        return reports.version(RELEASE, heard)
+        return reports.version(RELEASE, heard, rootless=self.owner.rootless)
 
     async def await_ready(self, container: str, timeout: float) -> dict[str, Any]:
         """See api.Backend."""

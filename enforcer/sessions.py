@@ -25,6 +25,7 @@ from policy.container import (
     host_config,
     network_body,
     network_differences,
+    user,
 )
 from policy.declaration import (
     LABEL_EGRESS,
@@ -52,6 +53,8 @@ IGNORED = frozenset({"ConsoleSize", "ContainerIDFile", "Ulimits"})
 # How much of this host a container may use is its user's wish, no way out of the sandbox; Docker leaves out
 # what it has no cgroup controller for.
 LIMITS = frozenset({"PidsLimit", "Memory", "MemorySwap", "NanoCpus"})
+# The score of what the kernel ends first.
+OOM_FIRST = 1000
 # Where output stays on this host. A driver that ships it elsewhere is a way out that no packet rule sees.
 LOCAL_LOGS = frozenset({"json-file", "local", "journald", "none"})
 MASKED = frozenset(
@@ -150,13 +153,17 @@ class Stranger:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose service this is: only containers of this uid, with hosts files below ``data_home``."""
+    """Whose service this is: only containers of this uid, with hosts files below ``data_home``.
+
+    ``rootless``: of an engine that maps this user to 0.
+    """
 
     uid: int
     gid: int
     data_home: Path
     ipv6: bool
     sockets: frozenset[str] = field(default_factory=frozenset)
+    rootless: bool = False
 
 
 def parse_network(inspect: Mapping[str, Any], uid: int) -> Network | None:
@@ -237,6 +244,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
         declaration=declaration,
         mounts=_mounts(inspect),
         ipv6=owner.ipv6,
+        rootless=owner.rootless,
     )
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)
@@ -337,9 +345,9 @@ def _mount_problem(mount: Mount, owner: Owner) -> str | None:
 
 def _config_problems(config: Mapping[str, Any], owner: Owner) -> list[str]:
     problems = []
-    uid, _, gid = str(config.get("User", "")).partition(":")
-    if (uid, gid) != (str(owner.uid), str(owner.gid)) or owner.uid == 0:
-        problems.append(f"runs as user {config.get('User')!r}, not as {owner.uid}:{owner.gid}")
+    wanted = user(owner.uid, owner.gid, rootless=owner.rootless)
+    if str(config.get("User", "")) != wanted or owner.uid == 0:
+        problems.append(f"runs as user {config.get('User')!r}, not as {wanted}")
     if config.get("Entrypoint") != [ENTRYPOINT]:
         problems.append(f"entrypoint is {config.get('Entrypoint')!r}")
     if config.get("Volumes"):
@@ -352,7 +360,7 @@ def _host_config_problems(actual: Mapping[str, Any], spec: SessionSpec) -> list[
     found = (
         _field_problem(key, actual.get(key), wanted[key])
         if key in wanted
-        else _extra_problem(key, actual.get(key))
+        else _extra_problem(key, actual.get(key), rootless=spec.rootless)
         for key in sorted(set(actual) | set(wanted))
     )
     return [problem for problem in found if problem is not None]
@@ -372,12 +380,15 @@ def _field_problem(key: str, value: Any, expected: Any) -> str | None:
     return f"{key} is {value!r}, not {expected!r}" if _plain(value) != _plain(expected) else None
 
 
-def _extra_problem(key: str, value: Any) -> str | None:
+def _extra_problem(key: str, value: Any, *, rootless: bool) -> str | None:
     """Judge a field that corral leaves to Docker: its default, or nothing."""
     if key == "MaskedPaths":
         return None if set(value or ()) >= MASKED else "paths of /proc are unmasked"
     if key == "ReadonlyPaths":
         return None if set(value or ()) >= READ_ONLY else "paths of /proc are writable"
+    if key == "OomScoreAdj" and rootless and type(value) is int and 0 < value <= OOM_FIRST:
+        # An engine without root cannot go below its own score, which it fills in at the start.
+        return None
     if key in IGNORED or not value or value in DOCKER_DEFAULTS.get(key, ()):
         return None
     return f"{key} is {value!r}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from enforcer.engine import Engine
 from enforcer.sessions import Stranger, is_declared
-from policy.container import DEAD_RESOLVER
+from policy.container import DEAD_RESOLVER, user
 from policy.declaration import LABEL_SANDBOX
 from policy.errors import EngineError
 from policy.identity import NETWORK_PREFIX
@@ -83,6 +83,7 @@ class Strangers:
 
     uid: int
     gid: int
+    rootless: bool = False
 
     def __post_init__(self) -> None:
         self.rows: dict[str, tuple[Stranger, ...]] = {}
@@ -142,7 +143,8 @@ class Strangers:
         Raises:
             EngineError: Docker does not say what it is.
         """
-        own = (str(self.uid), f"{self.uid}:{self.gid}")
+        both = user(self.uid, self.gid, rootless=self.rootless)
+        own = (both.partition(":")[0], both)
         details = engine.exec(exec_id)
         why = exec_problem(details, own) if details is not None else None
         if why is None or exec_id in self.rows:

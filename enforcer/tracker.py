@@ -79,7 +79,7 @@ class Tracker:
         self.networks: dict[str, Network] = {}
         self._subnets: tuple[str, ...] = ()
         self._uplinks: frozenset[tuple[str, ...]] | None = None
-        self._watch = Strangers(owner.uid, owner.gid)
+        self._watch = Strangers(owner.uid, owner.gid, owner.rootless)
         self.strangers = self._watch.rows
 
     async def look(self, ident: str) -> None:

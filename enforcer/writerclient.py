@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -49,11 +49,21 @@ class Held:
 
 
 class WriterClient:
-    """One request, one connection: nothing to reconnect when the writer restarts."""
+    """One request, one connection: nothing to reconnect when the writer restarts.
 
-    def __init__(self, path: Path, release: str = RELEASE) -> None:
+    ``vet`` looks at each connection before anything is asked, and raises EnforcerError when the process at
+    its other end is not the right writer.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        release: str = RELEASE,
+        vet: Callable[[socket.socket], None] = lambda _sock: None,
+    ) -> None:
         self._path = path
         self._release = release
+        self._vet = vet
 
     def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
         """Greet, and ask only a writer that is understood. A greeting alone is answered by any version."""
@@ -61,6 +71,7 @@ class WriterClient:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(TIMEOUT)
                 sock.connect(str(self._path))
+                self._vet(sock)
                 with sock.makefile("rb") as stream:
                     hello = self._exchange(sock, stream, HELLO)
                     if body == HELLO:

@@ -95,6 +95,7 @@ class SessionSpec:
     ``env`` maps names to values (secrets included: they go into the API's body, never into argv).
     ``hosts_file`` is the absolute path of the published hosts file on the host.
     ``ipv6`` says whether the kernel has IPv6 (/proc/sys/net/ipv6 exists).
+    ``rootless`` says that the engine is the user's own: ``uid`` and ``gid`` are still those on the host.
     """
 
     sandbox: Sandbox
@@ -117,11 +118,20 @@ class SessionSpec:
     ipv6: bool = True
     limits: Limits = Limits()
     entrypoint: tuple[str, ...] = (ENTRYPOINT,)
+    rootless: bool = False
 
     @property
     def container(self) -> str:
         """The container's name."""
         return self.sandbox.container(self.service, self.session)
+
+
+def user(uid: int, gid: int, *, rootless: bool) -> str:
+    """Return as whom a container runs, so that it is the host's ``uid`` and ``gid``.
+
+    A rootless engine maps its user to 0 and has no other number for them.
+    """
+    return "0:0" if rootless else f"{uid}:{gid}"
 
 
 def labels(spec: SessionSpec) -> dict[str, str]:
@@ -176,7 +186,7 @@ def create_body(spec: SessionSpec) -> dict[str, Any]:
         "Image": spec.image,
         "Entrypoint": list(spec.entrypoint),
         "Cmd": list(spec.argv),
-        "User": f"{spec.uid}:{spec.gid}",
+        "User": user(spec.uid, spec.gid, rootless=spec.rootless),
         "WorkingDir": spec.workdir,
         "Hostname": spec.service,
         "Env": [f"{name}={value}" for name, value in sorted(spec.env.items())],

@@ -169,14 +169,13 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
         yield HOST_NETWORK
     if loaded.env_file is not None:
         yield SECRETS, str(loaded.env_file)
-    if policy.limits.best_effort:
-        yield EFFORT
-    if policy.egress.allow_stale:
-        yield STALE
-    if policy.keep:
-        yield KEEP
-    if not policy.protect:
-        yield UNPROTECTED
+    permissions = (
+        (policy.limits.best_effort, EFFORT),
+        (policy.egress.allow_stale, STALE),
+        (policy.keep, KEEP),
+        (not policy.protect, UNPROTECTED),
+    )
+    yield from (grant for given, grant in permissions if given)
 
 
 def _unknown(loaded: LoadedPolicy) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,8 @@ again whenever it changes ([020](decisions/020-a-driver-per-place-of-dockers-cha
 | `own` | none (`iptables: false`), or its nftables backend | nftables | contract tests; a stand-in: Docker 26.1.5 with `iptables: false` and the host's own translation. **Not** tested on an engine with that backend |
 
 On a host whose driver is `own`, other containers and the build of an image have what this host's own rules give them.
+
+A rootless engine has the writer in its own namespaces, with the driver `nft`: [rootless.md](rootless.md).
 """
 UNSUPPORTED = """
 ## Not supported

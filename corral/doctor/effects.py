@@ -13,7 +13,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import __version__, hostfacts, process, relay
+from corral import __version__, hostfacts, process, relay, rootless
 from corral.doctor import records
 from corral.doctor.model import CannotTell
 from corral.hostcheck import Facts
@@ -24,7 +24,8 @@ from policy.identity import data_home
 
 SHORT = 10.0
 ENFORCER_UNIT = "corral-enforcer.service"
-SYSTEM_UNITS = ("corral-skeleton.service", "corral-netfilter.socket", "corral-netfilter.service")
+WRITER_UNIT = "corral-netfilter.service"
+SYSTEM_UNITS = ("corral-skeleton.service", "corral-netfilter.socket", WRITER_UNIT)
 WRITER_SOCKET = Path("/run/corral/netfilter.sock")
 DOCKER_DATA = Path("/var/lib/docker")
 MODULES = ("br_netfilter", "ip_set", "ip_set_hash_ipportip", "xt_set", "nf_conntrack_netlink")
@@ -118,6 +119,8 @@ def enforcer_unit(host: Host) -> records.EnforcerUnit:
 
 def system_units(host: Host) -> records.SystemUnits:
     """Ask systemd for the units of the netfilter writer."""
+    if rootless.chosen(host.environ):
+        return records.SystemUnits({WRITER_UNIT: _unit(host, WRITER_UNIT, "--user")}, rootless=True)
     return records.SystemUnits({name: _unit(host, name) for name in SYSTEM_UNITS})
 
 
@@ -171,20 +174,43 @@ def skeleton(host: Host) -> records.Skeleton:
 
 def writer_socket(host: Host) -> records.WriterSocket:
     """Look at the writer's socket."""
-    path = host.at(WRITER_SOCKET)
-    return records.WriterSocket(str(WRITER_SOCKET), path.exists(), os.access(path, os.W_OK))
+    place = WRITER_SOCKET
+    if rootless.chosen(host.environ):
+        place = rootless.runtime(host.environ) / "corral" / "netfilter.sock"
+    path = host.at(place)
+    return records.WriterSocket(str(place), path.exists(), os.access(path, os.W_OK))
 
 
 def sysctls(host: Host) -> records.Sysctls:
     """Read kernel settings."""
-    net = "/proc/sys/net"
+    net, inside = "/proc/sys/net", _inside(host)
+
+    def setting(path: str) -> int | None:
+        # Each network namespace has its own.
+        if not inside:
+            return host.number(path)
+        told = host.run(*inside, "cat", path, check=False)
+        return int(told.stdout) if told.code == 0 else None
+
     return records.Sysctls(
-        host.number(f"{net}/ipv4/ip_forward"),
-        host.number(f"{net}/bridge/bridge-nf-call-iptables"),
-        host.number(f"{net}/bridge/bridge-nf-call-ip6tables"),
-        host.number(f"{net}/ipv6/conf/all/disable_ipv6"),
+        setting(f"{net}/ipv4/ip_forward"),
+        setting(f"{net}/bridge/bridge-nf-call-iptables"),
+        setting(f"{net}/bridge/bridge-nf-call-ip6tables"),
+        setting(f"{net}/ipv6/conf/all/disable_ipv6"),
         host.number("/proc/sys/user/max_user_namespaces"),
     )
+
+
+def _inside(host: Host) -> tuple[str, ...]:
+    """Return the beginning of a command that looks where the bridges are.
+
+    Raises:
+        CannotTell: the user's own engine does not run.
+    """
+    try:
+        return rootless.entering(host.environ)
+    except EnforcerError as error:
+        raise CannotTell(error.message) from error
 
 
 def tables(host: Host) -> records.Tables:
@@ -225,10 +251,11 @@ def firewalls(host: Host) -> records.Firewalls:
 
 def routing(host: Host) -> records.Routing:
     """Ask the kernel for addresses, rules, routes, and which way an address of each sandbox network lies."""
-    bridges = corral_bridges(json.loads(host.run("ip", "-j", "-4", "address", "show").stdout or "[]"))
-    routes = json.loads(host.run("ip", "-j", "-4", "route", "show", "table", "all").stdout or "[]")
-    rules = json.loads(host.run("ip", "-j", "-4", "rule", "show").stdout or "[]")
-    lookups = {name: _lookup(host, str(subnet.network_address + 2)) for name, subnet in bridges.items()}
+    ip = (*_inside(host), "ip", "-j")
+    bridges = corral_bridges(json.loads(host.run(*ip, "-4", "address", "show").stdout or "[]"))
+    routes = json.loads(host.run(*ip, "-4", "route", "show", "table", "all").stdout or "[]")
+    rules = json.loads(host.run(*ip, "-4", "rule", "show").stdout or "[]")
+    lookups = {name: _lookup(host, str(subnet.network_address + 2), ip) for name, subnet in bridges.items()}
     return records.Routing(
         bridges,
         {name: row for name, row in lookups.items() if row is not None},
@@ -238,8 +265,8 @@ def routing(host: Host) -> records.Routing:
     )
 
 
-def _lookup(host: Host, address: str) -> records.Row | None:
-    done = host.run("ip", "-j", "route", "get", address, check=False)
+def _lookup(host: Host, address: str, ip: tuple[str, ...] = ("ip", "-j")) -> records.Row | None:
+    done = host.run(*ip, "route", "get", address, check=False)
     if done.code != 0:
         return None
     rows = json.loads(done.stdout or "[]")
@@ -363,7 +390,11 @@ def _module_names(listing: str) -> set[str]:
 def disks(host: Host) -> records.Disks:
     """Ask for the room where corral and Docker write."""
     found = []
-    for place in (data_home(host.home, dict(host.environ)), DOCKER_DATA):
+    engine_data = DOCKER_DATA
+    if rootless.chosen(host.environ):
+        base = host.environ.get("XDG_DATA_HOME", "")
+        engine_data = (Path(base) if base.startswith("/") else host.home / ".local/share") / "docker"
+    for place in (data_home(host.home, dict(host.environ)), engine_data):
         path = host.at(place)
         while not path.exists():
             path = path.parent

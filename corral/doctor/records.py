@@ -53,9 +53,14 @@ class EnforcerUnit:
 
 @dataclass(frozen=True)
 class SystemUnits:
-    """The units of the system, by name."""
+    """The units of the system, by name; the user's own, as far as there are any, where the engine is too."""
 
     units: Mapping[str, Unit]
+    rootless: bool = False
+
+    def get(self, name: str) -> Unit:
+        """Return a unit; for an engine of the user's own, one that is not needed there is well."""
+        return self.units.get(name, Unit()) if self.rootless else self.units[name]
 
 
 @dataclass(frozen=True)

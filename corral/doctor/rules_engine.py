@@ -117,10 +117,11 @@ _REFUSALS = (
     (
         "COR-011",
         "rootless",
-        "the engine is rootless",
+        "the rootless engine is not your own",
         "The socket's path, and the engine's security options.",
-        "Not supported yet: its bridges are in a network namespace of its own.",
-        "sudo systemctl enable --now docker; docker context use default",
+        "A rootless engine has its bridges in a network namespace of its own. corral knows the one whose "
+        "socket is $XDG_RUNTIME_DIR/docker.sock.",
+        "dockerd-rootless-setuptool.sh install; docker context use rootless",
         BY_FACTS,
     ),
     (
@@ -223,7 +224,8 @@ def native_backend(facts: Facts) -> Found | None:
 )
 def another_engine(facts: Facts, manager: Manager) -> Found | None:
     """See the table."""
-    if manager.error or hostcheck.judge_choice(facts.choice):
+    # For the user's own engine its address is in the enforcer's unit.
+    if manager.error or facts.choice.rootless or hostcheck.judge_choice(facts.choice):
         return None
     watched = manager.docker_host or DEFAULT_SOCKET
     if not manager.docker_host and facts.choice.by != "DOCKER_HOST":
@@ -253,3 +255,21 @@ def limits(facts: Facts) -> Found | None:
     if not facts.controllers_missing:
         return None
     return Found(f"controllers that are missing: {', '.join(facts.controllers_missing)}")
+
+
+@check(
+    "COR-019",
+    "your own engine was started without corral's rules",
+    BROKEN,
+    Facts,
+    probe="What the dockerd that runs is, compared with what corral's own dockerd wrote down before it "
+    "became it: process id, start time, network namespace.",
+    cause="A rootless engine makes a new network namespace at each start, without any rule, and starts "
+    "containers that have a restart policy at once. So a drop-in of your docker.service puts corral's "
+    "dockerd first on PATH. It is missing, or the engine was not started by that unit.",
+    fix="corral install",
+    note=STAGED,
+)
+def unguarded(facts: Facts) -> Found | None:
+    """See the table."""
+    return Found(facts.unguarded) if facts.unguarded else None

@@ -120,7 +120,7 @@ def crash_loop(enforcer: EnforcerUnit, settings: Settings) -> Found | None:
 
 def _failing(system: SystemUnits) -> bool:
     """Whether the writer does not get up; one that was merely stopped is started by its socket."""
-    return system.units[WRITER].active in ("failed", "activating")
+    return system.get(WRITER).active in ("failed", "activating")
 
 
 @check(
@@ -205,9 +205,13 @@ def newer_state(settings: Settings) -> Found | None:
 )
 def no_socket(socket: WriterSocket, system: SystemUnits) -> Found | None:
     """See the table."""
-    unit = system.units[SOCKET]
+    unit = system.get(SOCKET)
     if socket.exists and unit.active == "active":
         return None
+    if system.rootless:
+        unit = system.get(WRITER)
+        fix = f"systemctl --user restart {WRITER}; journalctl --user -u {WRITER}" if unit.known else INSTALL
+        return Found(f"nothing listens at {socket.path}", fix)
     if not unit.known:
         return Found(f"there is no unit {SOCKET}")
     return Found(f"{SOCKET} is {unit.active}", f"sudo systemctl start {SOCKET} {WRITER}")
@@ -253,17 +257,18 @@ def closed_socket(socket: WriterSocket, asked: Enforcer, who: Who) -> Found | No
 )
 def silent_writer(socket: WriterSocket, system: SystemUnits, asked: Enforcer) -> Found | None:
     """See the table."""
-    unit = system.units[WRITER]
-    if not socket.exists or unit.missing or system.units[SOCKET].active != "active":
+    unit, own = system.get(WRITER), system.rootless
+    fix = f"systemctl --user restart {WRITER}; journalctl --user -u {WRITER} says why" if own else None
+    if not socket.exists or unit.missing or system.get(SOCKET).active != "active":
         return None
     if asked.writer.get("reachable", asked.answer is not None):
         return None
     if _failing(system):
-        return Found(f"{WRITER} is {unit.active} ({unit.sub})")
+        return Found(f"{WRITER} is {unit.active} ({unit.sub})", fix)
     if asked.answer is None:
         return None
     error = str(asked.writer.get("error") or "no reason was told")
-    return None if "permission" in error.lower() else Found(error)
+    return None if "permission" in error.lower() else Found(error, fix)
 
 
 @check(
@@ -282,7 +287,8 @@ def not_at_boot(system: SystemUnits) -> Found | None:
     off = [
         f"{name} is {unit.enabled}" for name, unit in system.units.items() if _off(unit.known, unit.enabled)
     ]
-    return Found(", ".join(off)) if off else None
+    fix = f"systemctl --user enable {WRITER}" if system.rootless else None
+    return Found(", ".join(off), fix) if off else None
 
 
 def _off(known: bool, enabled: str) -> bool:

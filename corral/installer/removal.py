@@ -80,6 +80,27 @@ def stop_units(run: Run) -> None:
             fail(f"{unit} does not stop, it is {state}", f"systemctl status {unit}")
 
 
+def _remove_bridges(run: Run, links: dict[str, list[str]]) -> list[str]:
+    for name, ports in links.items():
+        if ports:
+            fail(
+                f"a container is still on the bridge {name}; without the rules nothing would hold it",
+                "start Docker (systemctl start docker), then: corral uninstall --force",
+            )
+    for name in links:
+        # Docker is not running, or forgot it. Nothing can be started on it in this moment.
+        run(["ip", "link", "delete", name], None)
+    return [f"bridge {name}" for name in links]
+
+
+def uninstall_inside(
+    _payload: dict[str, Any], run: Run = common.run, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Take the rules out of the namespace this runs in: a user's own engine's, where its owner is root."""
+    removed = _remove_bridges(run, bridges(run(LINKS, None)))
+    return {"removed": removed + netfilter.remove(run, None, sleep), "others": {}}
+
+
 def _delete(path: pathlib.Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -110,17 +131,7 @@ def uninstall(
         if using:
             (places.users / str(uid)).unlink(missing_ok=True)
             return {"removed": [], "others": {str(other): name for other, name in using.items()}}
-        for name, ports in links.items():
-            if ports:
-                fail(
-                    f"a container is still on the bridge {name}; without the rules nothing would hold it",
-                    "start Docker (systemctl start docker), then: corral uninstall --force",
-                )
-        removed = []
-        for name in links:
-            # Docker is not running, or forgot it. Nothing can be started on it in this moment.
-            run(["ip", "link", "delete", name], None)
-            removed.append(f"bridge {name}")
+        removed = _remove_bridges(run, links)
         stop_units(run)
         removed += netfilter.remove(run, _before(places), sleep)
         for path in common.traces(places):
@@ -137,4 +148,4 @@ def uninstall(
 
 
 def main(payload: dict[str, Any]) -> int:
-    return common.main(uninstall, payload)
+    return common.main(uninstall_inside if payload.get("inside") else uninstall, payload)

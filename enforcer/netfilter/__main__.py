@@ -1,4 +1,4 @@
-"""``corral-netfilter serve | skeleton``: what the system units run.
+"""``corral-netfilter serve | skeleton``: what the system units run; ``guard | join``: see ``rootless``.
 
 Configuration is /etc/corral/netfilter.json, owned by root; a missing file means the defaults.
 """
@@ -15,12 +15,14 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from enforcer.netfilter import claims as claiming
-from enforcer.netfilter import process
+from enforcer.netfilter import process, rootless
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.detect import LEGACY, NFT
 from enforcer.netfilter.kernel import KernelError, RealKernel
 from enforcer.netfilter.look import Detector
+from enforcer.netfilter.namespace import NotGuarded
 from enforcer.netfilter.nflog import Log
+from enforcer.netfilter.process import ToolError
 from enforcer.netfilter.server import (
     NETLINK_NETFILTER,
     NFNLGRP_NFTABLES,
@@ -75,7 +77,7 @@ def _read_claims(path: Path | None) -> dict[str, Claim]:
         return {}
 
 
-def _writer(path: Path | None) -> Writer:
+def _writer(path: Path | None, kernel_class: type[RealKernel] = RealKernel) -> Writer:
     skeleton, permitted = load_config(CONFIG)
 
     def save(claims: dict[str, Claim]) -> None:
@@ -89,11 +91,15 @@ def _writer(path: Path | None) -> Writer:
             raise KernelError(f"the claims cannot be saved: {error}") from error
 
     claims = _read_claims(path)
-    # What was decided outlives the writer. The boot-time run may come later than the boot: an upgrade.
-    remember = path.with_name("driver") if path is not None else DECIDED
-    tables: dict[str, Tables] = {NFT: NftTables(process.run), LEGACY: LegacyTables()}
-    detector = Detector(tables[NFT], tables[LEGACY], remember, keep=path is not None)
-    kernel = RealKernel(hold=path is not None, detector=detector, tables=tables)
+    if kernel_class is not RealKernel:
+        # A rootless engine's rules are nft's iptables, or it was refused.
+        kernel = kernel_class(hold=path is not None)
+    else:
+        # What was decided outlives the writer. The boot-time run may come later than the boot: an upgrade.
+        remember = path.with_name("driver") if path is not None else DECIDED
+        tables: dict[str, Tables] = {NFT: NftTables(process.run), LEGACY: LegacyTables()}
+        detector = Detector(tables[NFT], tables[LEGACY], remember, keep=path is not None)
+        kernel = RealKernel(hold=path is not None, detector=detector, tables=tables)
     journal = Log(skeleton.nflog_group) if path is not None else None
     return Writer(
         kernel, skeleton, _version(), permitted, claims, save, claiming=path is not None, journal=journal
@@ -126,25 +132,35 @@ def serve() -> int:
     return 0
 
 
+def _command(words: list[str]) -> int:
+    code = 0
+    match words:
+        case ["serve"]:
+            code = serve()
+        case ["skeleton"]:
+            for problem in _writer(None).heal("the boot"):
+                log.warning("%s", problem.text)
+        case ["guard", *options]:
+            code = rootless.guard(options, os.environ, _writer)
+        case ["join"]:
+            code = rootless.join(os.environ, rootless.launcher())
+        case ["joined", *numbers]:
+            code = rootless.joined(numbers, os.environ, _writer, _notify)
+        case _:
+            log.error("usage: corral-netfilter serve|skeleton|guard|join")
+            code = 2
+    return code
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     words = sys.argv[1:] if argv is None else argv
     try:
-        if words == ["serve"]:
-            return serve()
-        if words == ["skeleton"]:
-            for problem in _writer(None).heal("the boot"):
-                log.warning("%s", problem.text)
-            return 0
-    except GiveUp as error:
+        return _command(words)
+    except (GiveUp, KernelError, NotGuarded, ToolError, ValueError, OSError) as error:
         log.error("%s", error)
         return 1
-    except (KernelError, ValueError, OSError) as error:
-        log.error("%s", error)
-        return 1
-    log.error("usage: corral-netfilter serve|skeleton")
-    return 2
 
 
 if __name__ == "__main__":

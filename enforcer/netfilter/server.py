@@ -63,7 +63,10 @@ def peer_uid(sock: socket.socket) -> int:
 
 
 class Server:
-    """Serves ``listener`` and repairs the rules until ``stop`` is called."""
+    """Serves ``listener`` and repairs the rules until ``stop`` is called.
+
+    ``only`` is the one uid that is served, as this process's user namespace has it; None: whoever gets in.
+    """
 
     def __init__(
         self,
@@ -72,9 +75,11 @@ class Server:
         rules: socket.socket,
         links: socket.socket,
         clock: Callable[[], float] = time.monotonic,
+        only: int | None = None,
     ) -> None:
         self.writer = writer
         self._clock = clock
+        self._only = only
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._clients: dict[socket.socket, Client] = {}
@@ -215,7 +220,8 @@ class Server:
             sock, _ = self._listener.accept()
             uid = peer_uid(sock)
             mine = sum(client.uid == uid for client in self._clients.values())
-            if len(self._clients) >= CLIENTS or mine >= CLIENTS_PER_UID:
+            stranger = self._only is not None and uid != self._only
+            if stranger or len(self._clients) >= CLIENTS or mine >= CLIENTS_PER_UID:
                 sock.close()
                 return
             sock.setblocking(False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import cgroups, engines, execute, layout, network, provision, state
+from . import cgroups, engines, execute, layout, network, provision, rootless, state
 from .engines import Engine
 from .execute import LabError, Process
 from .layout import Layout
@@ -181,6 +182,8 @@ class Box:
         """Mount the root: the cached tree below, what the box writes above. Engine data lie beside it."""
         for directory in ("upper", "work", "docker", "containerd"):
             (self._lab.disk / directory).mkdir(parents=True, exist_ok=True)
+        if self.engine.rootless:
+            shutil.chown(self._lab.disk / "docker", layout.UID, layout.UID)
         self._lab.root.mkdir(parents=True, exist_ok=True)
         disk = self._lab.disk
         options = f"lowerdir={tree},upperdir={disk / 'upper'},workdir={disk / 'work'}"
@@ -253,7 +256,7 @@ class Box:
             "--link-journal=no",
             "--console=pipe",
             "--bind=/dev/net/tun",
-            f"--bind={disk / 'docker'}:/var/lib/docker",
+            f"--bind={disk / 'docker'}:/{rootless.DATA if self.engine.rootless else 'var/lib/docker'}",
             f"--bind={disk / 'containerd'}:/var/lib/containerd",
             provision.INIT,
         ]

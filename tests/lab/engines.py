@@ -64,6 +64,8 @@ class Engine:
     """The Debian suite, where that is not the name: then only tests that name this engine run on it."""
     rules: str = ""
     """Where the engine keeps its rules, if not in nft's iptables: legacy, or none (``iptables: false``)."""
+    rootless: bool = False
+    """Whether its engine is the user's own."""
 
     @property
     def suite(self) -> str:
@@ -89,6 +91,7 @@ ENGINES = {
             rules="legacy",
         ),
         Engine("trixie-own", "26.1.5", extra=_NEWER, base="trixie", rules="none"),
+        Engine("rootless", "26.1.5", extra=_NEWER, base="trixie", rootless=True),
         Engine("trixie", "26.1.5", extra=_NEWER),
         Engine("sid", None, extra=_NEWER, own_boot_id=False, released=False),
     )
@@ -117,3 +120,10 @@ def why_not(engine: Engine, names: Sequence[str], reason: str) -> str | None:
             "a test is kept from engines without saying which, or why", 'engine("sid", reason="…")'
         )
     return None if engine.name in names else f"not on {engine.name}, but on {', '.join(names)}: {reason}"
+
+
+def why_not_unmarked(engine: Engine) -> str | None:
+    """Return why a test that names no engine does not run on this one; None when it does."""
+    if engine.rootless:
+        return "about the system's engine; see test_rootless*.py"
+    return f"{engine.name} is for the tests that name it" if engine.base else None

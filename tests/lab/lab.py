@@ -11,7 +11,19 @@ from types import TracebackType
 
 import trustme
 
-from . import engines, execute, layout, machine, network, product, provision, registries, state, trees
+from . import (
+    engines,
+    execute,
+    layout,
+    machine,
+    network,
+    product,
+    provision,
+    registries,
+    rootless,
+    state,
+    trees,
+)
 from .box import Box
 from .engines import Engine
 from .execute import LabError, Steps
@@ -164,6 +176,8 @@ class Lab:
         with steps("booting the box"):
             self.box.mount(tree)
             provision.provision(self._layout, found)
+            if engine.rootless:
+                rootless.provision(self._layout.root)
             provision.arrange(self._layout.root, engine, self.box.arrangement, self._state.groups.hierarchies)
             self.box.boot()
         if unlimited := self.box.unlimited():

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import cgroups, execute, layout
+from . import cgroups, execute, layout, rootless
 from .cgroups import Arrangement, Hierarchy
 from .engines import Engine
 from .layout import Layout
@@ -98,6 +98,8 @@ def init_script(engine: Engine, arrangement: Arrangement) -> str:
     script = "#!/bin/sh"
     if arrangement is Arrangement.HYBRID:
         script += cgroups.writable_script()
+    if engine.rootless:
+        script += rootless.TUN
     if not engine.own_boot_id:
         script += "\numount /proc/sys/kernel/random/boot_id\n"
     return f"{script}\nexec /lib/systemd/systemd\n"

@@ -18,9 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.lab)
-            if engines.chosen().base and not list(item.iter_markers("engine")):
-                variant = f"{engines.chosen().name} is for the tests that name it"
-                item.add_marker(pytest.mark.skip(reason=variant))
+        if item.path.is_relative_to(here) and item.get_closest_marker("engine") is None:
+            unmarked = engines.why_not_unmarked(engines.chosen())
+            if unmarked:
+                item.add_marker(pytest.mark.skip(reason=unmarked))
         for mark in item.iter_markers("engine"):
             try:
                 why_not = engines.why_not(engines.chosen(), mark.args, mark.kwargs.get("reason", ""))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 STATUS = "/proc/self/status"
+ID_MAPS = {"Uid": "/proc/self/uid_map", "Gid": "/proc/self/gid_map"}
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
@@ -32,11 +33,27 @@ def parse_status(text: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in fields}
 
 
+def on_host(ids: str, id_map: str) -> str:
+    """Return ids as the host knows them. A rootless engine calls the user who runs it 0.
+
+    One that the map does not know becomes "?".
+    """
+    rows = [[int(word) for word in line.split()] for line in id_map.splitlines()]
+    found = []
+    for text in ids.split():
+        number = int(text)
+        outside = (
+            str(outer + number - inner) for inner, outer, count in rows if inner <= number < inner + count
+        )
+        found.append(next(outside, "?"))
+    return " ".join(found)
+
+
 def not_root(status: dict[str, str]) -> str | None:
-    """Return what is wrong when any of the real, effective, saved and file-system ids is root's."""
-    for kind in ("Uid", "Gid"):
+    """Return what is wrong when any of the real, effective, saved and file-system ids is the host's root."""
+    for kind in ID_MAPS:
         ids = status.get(kind, "").split()
-        if len(ids) != 4 or "0" in ids:
+        if len(ids) != 4 or "0" in ids or not all(map(str.isdigit, ids)):
             return f"running as root ({kind}: {' '.join(ids) or 'unknown'})"
     return None
 
@@ -68,6 +85,12 @@ def refusal(status: dict[str, str]) -> str | None:
         if problem:
             return problem
     return None
+
+
+def read(path: str) -> str:
+    """Return a file's text."""
+    with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs 10 ms
+        return file.read()
 
 
 def start(argv: list[str], execute: Callable[[str, list[str]], object] = os.execvp) -> tuple[int, str]:
@@ -145,10 +168,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        with open(STATUS, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs 10 ms
-            status = parse_status(file.read())
+        status = parse_status(read(STATUS))
+        status.update({kind: on_host(status.get(kind, ""), read(path)) for kind, path in ID_MAPS.items()})
     except OSError as error:
-        fail(1, f"cannot read {STATUS}: {error.strerror}")
+        fail(1, f"cannot read {error.filename}: {error.strerror}")
     problem = refusal(status)
     if problem:
         fail(1, problem)

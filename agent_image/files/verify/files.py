@@ -84,7 +84,7 @@ def rw_writable(path: str) -> Check:
 
     def check(expected: Expectations, system: System) -> str:
         try:
-            owner = system.write(path)
+            owner = system.on_host("uid", system.write(path))
         except OSError as problem:
             raise Failed(f"cannot be written: {problem.strerror}") from problem
         if owner != expected.uid:
@@ -118,7 +118,7 @@ def state_writable(path: str) -> Check:
     writable = rw_writable(path)
 
     def check(expected: Expectations, system: System) -> str:
-        owner = system.owner(path)
+        owner = system.on_host("uid", system.owner(path))
         if owner != expected.uid:
             raise Failed(f"belongs to uid {owner}, not {expected.uid}")
         return writable(expected, system)

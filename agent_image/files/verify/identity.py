@@ -33,23 +33,28 @@ TOOL_WAIT = 2.0
 
 
 def non_root(_: Expectations, system: System) -> str:
-    """None of the real, effective, saved and file-system ids is 0, and no group is root's."""
-    status = system.status()
+    """None of the real, effective, saved and file-system ids is the host's root's, and no group is."""
     for kind in ("Uid", "Gid"):
-        ids = status.get(kind, "").split()
-        if len(ids) != 4 or "0" in ids:
-            raise Failed(f"{kind}: {' '.join(ids) or 'unknown'}")
-    if "0" in status.get("Groups", "").split():
-        raise Failed(f"Groups: {status['Groups']}")
-    return f"uid {status['Uid'].split()[0]}"
+        ids = _host_ids(system, kind)
+        if len(ids) != 4 or 0 in ids:
+            raise Failed(f"{kind}: {' '.join(map(str, ids)) or 'unknown'}")
+    groups = _host_ids(system, "Groups")
+    if 0 in groups:
+        raise Failed(f"Groups: {' '.join(map(str, groups))}")
+    return f"uid {_host_ids(system, 'Uid')[0]} on the host"
+
+
+def _host_ids(system: System, field: str) -> list[int]:
+    """Return a field's ids as the host knows them."""
+    kind = "uid" if field == "Uid" else "gid"
+    return [system.on_host(kind, int(text)) for text in system.status().get(field, "").split()]
 
 
 def uid_matches_host(expected: Expectations, system: System) -> str:
-    """The agent's ids are the host user's, so that the files it writes are the user's."""
-    status = system.status()
-    uids, gids = set(status["Uid"].split()), set(status["Gid"].split())
-    if (uids, gids) != ({str(expected.uid)}, {str(expected.gid)}):
-        found = f"{'/'.join(sorted(uids))}:{'/'.join(sorted(gids))}"
+    """The agent's ids, as the host knows them, are the user's; so the files it writes are the user's."""
+    uids, gids = set(_host_ids(system, "Uid")), set(_host_ids(system, "Gid"))
+    if (uids, gids) != ({expected.uid}, {expected.gid}):
+        found = f"{'/'.join(map(str, sorted(uids)))}:{'/'.join(map(str, sorted(gids)))}"
         raise Failed(f"is {found}, the host user is {expected.uid}:{expected.gid}")
     return f"{expected.uid}:{expected.gid}"
 

@@ -28,9 +28,19 @@ def _file(path: str) -> Own:
 
 
 def _device(name: str) -> Own:
-    return lambda mount: mount.kind == "devtmpfs" and mount.root == f"/{name}"
+    # A host that is a container itself has its devices in a tmpfs; ``dockers_own`` looks at the device too.
+    return lambda mount: mount.kind in {"devtmpfs", "tmpfs"} and mount.root == f"/{name}"
 
 
+# Mounted one by one where a user namespace forbids to make them: path -> major and minor number.
+DEVICES = {
+    "/dev/null": (1, 3),
+    "/dev/zero": (1, 5),
+    "/dev/full": (1, 7),
+    "/dev/random": (1, 8),
+    "/dev/urandom": (1, 9),
+    "/dev/tty": (5, 0),
+}
 # What Docker mounts in every container that is not privileged: where, and how to know it.
 DOCKERS: dict[str, Own] = {
     "/": lambda _: True,
@@ -40,8 +50,7 @@ DOCKERS: dict[str, Own] = {
     "/dev/shm": _whole("tmpfs"),  # noqa: S108 - looked at, not used
     "/dev/mqueue": _whole("mqueue"),
     "/dev/console": lambda mount: mount.kind == "devpts",
-    # One by one where a user namespace forbids to make them.
-    **{f"/dev/{name}": _device(name) for name in ("null", "zero", "full", "random", "urandom", "tty")},
+    **{path: _device(path.rpartition("/")[2]) for path in DEVICES},
     "/sys": _whole("sysfs"),
     # Asked for by corral: where programs write what nobody keeps.
     CGROUPS: lambda mount: mount.kind in {"cgroup2", "tmpfs"},
@@ -92,7 +101,8 @@ def dockers_own(mount: Mount, found: Mapping[str, Mount], system: System) -> boo
     """Say whether Docker itself mounts that there."""
     point = mount.point
     if point in DOCKERS:
-        return DOCKERS[point](mount)
+        real = point not in DEVICES or system.device(point) == DEVICES[point]
+        return real and DOCKERS[point](mount)
     if below(point, CGROUPS):
         return mount.kind == "cgroup"
     for whole in ("/proc", "/sys"):

@@ -86,6 +86,17 @@ class System:
         fields = (line.partition(":") for line in self.read("/proc/self/status").splitlines())
         return {name: value.strip() for name, _, value in fields}
 
+    def on_host(self, kind: str, number: int) -> int:
+        """Return a uid or gid ("uid", "gid") as the host knows it; a rootless engine calls its user 0.
+
+        Raises ValueError when the container's map does not know it.
+        """
+        for line in self.read(f"/proc/self/{kind}_map").splitlines():
+            inner, outer, count = map(int, line.split())
+            if inner <= number < inner + count:
+                return outer + number - inner
+        raise ValueError(f"{kind} {number} is nobody's on the host")
+
     def mounts(self) -> dict[str, set[str]]:
         """Return mount point -> the mount's options."""
         return {mount.point: mount.options for mount in self.mount_table()}
@@ -101,6 +112,16 @@ class System:
             return stat.S_ISSOCK(self.real(path).lstat().st_mode)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return False
+
+    def device(self, path: str) -> tuple[int, int] | None:
+        """Return major and minor number of a character device, None for anything else."""
+        try:
+            found = self.real(path).lstat()
+        except OSError:
+            return None
+        if not stat.S_ISCHR(found.st_mode):
+            return None
+        return os.major(found.st_rdev), os.minor(found.st_rdev)
 
     def flags(self, path: str) -> int:
         """Return the flags (os.ST_RDONLY, …) of the mount that ``path`` is on."""

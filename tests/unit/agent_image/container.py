@@ -50,6 +50,10 @@ DOCKERS_MOUNTS = f"""\
 726 915 0:115 / /sys/firmware ro,relatime - tmpfs tmpfs ro
 """
 
+# Ids inside are those of the host; a rootless engine calls the user who runs it 0.
+IDENTITY = "         0          0 4294967295\n"
+ROOTLESS = "         0       1000          1\n         1     100000      65536\n"
+
 BODY: dict[str, Any] = {
     "uid": 1000,
     "gid": 1000,
@@ -136,6 +140,9 @@ class Container(System):
         self.lingered: dict[tuple[str, int], float] = {}
         self.open_udp: dict[tuple[str, int], Reply] = {}
         self.put("/proc/self/status", "".join(f"{name}:\t{value}\n" for name, value in STATUS.items()))
+        for kind in ("uid", "gid"):
+            self.put(f"/proc/self/{kind}_map", IDENTITY)
+        self.devices: dict[str, tuple[int, int]] = {}
         self.put("/proc/self/mountinfo", DOCKERS_MOUNTS + POLICYS_MOUNTS)
         self.put("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1\n")
         self.put("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1\n")
@@ -152,6 +159,14 @@ class Container(System):
         for directory in (PROJECT, NOTES, STATE, "/usr/bin"):
             self.real(directory).mkdir(parents=True, exist_ok=True)
 
+    def become_rootless(self) -> None:
+        """The agent is 0 in here, which is the host's 1000, and so are the files of the image."""
+        for kind in ("uid", "gid"):
+            self.put(f"/proc/self/{kind}_map", ROOTLESS)
+        self.set_status(Uid="0\t0\t0\t0", Gid="0\t0\t0\t0", Groups="0")
+        self.owners = dict.fromkeys((*self.owners, PROJECT, STATE), 0)
+        self.read_only |= set(GUARDS)
+
     def put(self, path: str, text: str = "", mode: int = 0o644) -> Path:
         """Write a file of the container."""
         real = self.real(path)
@@ -166,6 +181,9 @@ class Container(System):
         self.put(
             "/proc/self/status", "".join(f"{name}:\t{value}\n" for name, value in found.items() if value)
         )
+
+    def device(self, path: str) -> tuple[int, int] | None:
+        return self.devices.get(path)
 
     def flags(self, path: str) -> int:
         return os.ST_RDONLY if path in self.read_only else 0

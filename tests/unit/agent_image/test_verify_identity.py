@@ -11,7 +11,7 @@ from tests.unit.agent_image.container import Container, outcome
 
 
 def test_ordinary_user_is_not_root(container: Container) -> None:
-    assert outcome(identity.non_root, container) == ("ok", "uid 1000")
+    assert outcome(identity.non_root, container) == ("ok", "uid 1000 on the host")
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,21 @@ def test_missing_filter_of_system_calls_is_found(container: Container, mode: str
 def test_filter_that_lets_namespaces_be_made_is_found(container: Container) -> None:
     container.mounting["namespaces"] = True
     assert outcome(identity.seccomp, container) == ("fail", "new user namespaces are allowed")
+
+
+def test_whom_a_rootless_engine_calls_0_is_the_host_user(container: Container) -> None:
+    container.become_rootless()
+    assert outcome(identity.non_root, container) == ("ok", "uid 1000 on the host")
+    assert outcome(identity.uid_matches_host, container) == ("ok", "1000:1000")
+
+
+@pytest.mark.parametrize("number", ["1", "1000", "70000"])
+def test_another_user_of_a_rootless_engine_is_not_the_host_user(container: Container, number: str) -> None:
+    container.become_rootless()
+    container.set_status(Uid=f"{number}\t" * 4)
+    assert outcome(identity.uid_matches_host, container)[0] == "fail"
+
+
+def test_0_of_an_engine_that_maps_nobody_is_root(container: Container) -> None:
+    container.set_status(Uid="0\t0\t0\t0")
+    assert outcome(identity.non_root, container)[0] == "fail"

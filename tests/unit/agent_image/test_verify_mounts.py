@@ -99,6 +99,7 @@ def test_mask_with_something_in_it_is_none(container: Container) -> None:
 
 
 def test_terminals_older_control_groups_and_bound_devices_are_dockers(container: Container) -> None:
+    container.devices["/dev/urandom"] = (1, 9)
     more = (
         bound("/dev/console", kind="devpts", root="/0")
         + bound("/sys/fs/cgroup", "ro", "tmpfs", "/")
@@ -106,6 +107,15 @@ def test_terminals_older_control_groups_and_bound_devices_are_dockers(container:
         + bound("/dev/urandom", kind="devtmpfs", root="/urandom")
         + bound("/sbin/docker-init", "ro", root="/usr/libexec/docker/docker-init")
     )
+    assert judged(container, MOUNTS + more)[0] == "ok"
+
+
+def test_a_bound_device_is_known_by_its_number_wherever_the_host_keeps_it(container: Container) -> None:
+    more = bound("/dev/null", kind="tmpfs", root="/null")
+    assert judged(container, MOUNTS + more)[0] == "fail"
+    container.devices["/dev/null"] = (1, 5)
+    assert judged(container, MOUNTS + more)[0] == "fail"
+    container.devices["/dev/null"] = (1, 3)
     assert judged(container, MOUNTS + more)[0] == "ok"
 
 

@@ -220,3 +220,15 @@ def test_another_process_of_the_user_cannot_look_into_the_checker(tmp_path: Path
     argv = [sys.executable, "-IS", "-c", code, str(program)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "0"
+
+
+def test_where_roots_files_are_the_agents_own_the_mount_has_to_protect_them(container: Container) -> None:
+    container.become_rootless()
+    for path in GUARDS:
+        status, detail = outcome(root_owned(path), container)
+        assert status == "ok"
+        assert detail.startswith("mounted read-only")
+    container.read_only.remove(GUARDS[0])
+    status, detail = outcome(root_owned(GUARDS[0]), container)
+    assert status == "fail"
+    assert "belongs to the agent" in detail

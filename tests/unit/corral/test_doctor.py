@@ -141,6 +141,7 @@ STAGED: dict[str, tuple[list[Any], str]] = {
     "COR-015": ([replace(GOOD, firewall="nftables")], "nftables"),
     "COR-016": ([replace(GOOD, missing=("br-0123456789ab",))], "br-0123456789ab"),
     "COR-017": ([replace(GOOD, choice=by_path("/srv/d.sock", "DOCKER_HOST", "/srv/d.sock"))], "/srv/d.sock"),
+    "COR-019": ([replace(GOOD, unguarded="started without corral's rules")], "without corral's rules"),
     "COR-018": ([replace(GOOD, controllers_missing=("pids", "memory"))], "pids, memory"),
     "COR-020": ([Skeleton((HOOK,))], "DOCKER-USER"),
     "COR-021": ([Skeleton(("DOCKER-USER (IPv4 filter) lacks our rules at its top",))], "lacks our rules"),

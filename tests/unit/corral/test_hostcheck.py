@@ -15,6 +15,7 @@ from corral.hostcheck import Choice, Facts, choose, judge, judge_choice, parse_v
 from policy.errors import EngineError
 
 OWN = "/run/docker.sock"
+OWN_ENGINE = Choice("unix:///run/user/1000/docker.sock", "rootless", path="/run/user/1000/docker.sock", own="/run/user/1000/docker.sock", rootless=True)  # fmt: skip
 LOCAL = Choice("unix:///var/run/docker.sock", path=OWN, own=OWN)
 GOOD = Facts(
     LOCAL,
@@ -43,7 +44,8 @@ def test_the_engine_of_this_machine_is_taken() -> None:
     ("facts", "key", "message", "hint"),
     [
         (replace(GOOD, system="Docker Desktop"), "desktop", "Docker Desktop", "apt install docker.io"),
-        (replace(GOOD, security=("seccomp", "rootless")), "rootless", "not supported yet", "systemctl enable"),
+        (replace(GOOD, security=("seccomp", "rootless")), "rootless", "not your own", "docker context use default"),
+        (replace(GOOD, choice=OWN_ENGINE), "rootless", "says that it is none", "systemctl --user status docker"),
         (replace(GOOD, components=("Podman Engine",)), "podman", "not supported yet", "Docker Engine"),
         (replace(GOOD, missing=("br-0123456789ab",)), "elsewhere", "br-0123456789ab", "this machine"),
         (replace(GOOD, proven=False, owner=1000), "elsewhere", "uid 1000", "this machine"),
@@ -261,3 +263,28 @@ def test_iptables_off_is_found_on_the_command_line_and_in_the_file_that_dockerd_
     assert hostfacts.iptables_off(7, tmp_path, config) == ""
     dockerd("dockerd", "--iptables=false")
     assert hostfacts.iptables_off(7, tmp_path, other) == "the command line of dockerd"
+
+
+def test_the_users_own_rootless_engine_is_taken_and_its_rules_are_switched_on_without_root() -> None:
+    facts = replace(GOOD, choice=OWN_ENGINE, security=("seccomp", "rootless"))
+    assert judge(facts) == []
+    (refusal,) = judge(replace(facts, no_iptables="the command line of dockerd"))
+    assert "systemctl --user restart docker" in refusal.hint
+    assert judge(replace(facts, missing=("br-0123456789ab",)))[0].key == "elsewhere"
+
+
+def test_who_may_not_use_the_systems_engine_and_runs_one_means_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": ""}
+    closed = tmp_path / "system.sock"
+    monkeypatch.setattr(hostfacts, "DEFAULT_SOCKET", f"unix://{closed}")
+    assert not hostfacts.choice(environ).rootless
+    (tmp_path / "docker.sock").touch()
+    found = hostfacts.choice(environ)
+    assert (found.rootless, found.by, found.path) == (True, "rootless", str(tmp_path / "docker.sock"))
+    assert judge_choice(found) == []
+    closed.touch()
+    assert not hostfacts.choice(environ).rootless
+    named = hostfacts.choice({**environ, "DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
+    assert (named.rootless, named.by) == (True, "DOCKER_HOST")

@@ -115,7 +115,11 @@ def test_all_steps_find_the_user_manager_without_a_login_and_the_writer_is_insis
     monkeypatch.setattr(
         module, "check_before", lambda environ, _: runtimes.append(environ["XDG_RUNTIME_DIR"])
     )
-    monkeypatch.setattr(module, "_user_step", lambda environ: runtimes.append(environ["XDG_RUNTIME_DIR"]))
+    monkeypatch.setattr(module, "write_unit", lambda *_: None)
+    monkeypatch.setattr(module, "enforcer_unit", lambda **_: "")
+    monkeypatch.setattr(
+        module, "start_units", lambda environ, *_: runtimes.append(environ["XDG_RUNTIME_DIR"])
+    )
     monkeypatch.setattr(module, "await_enforcer", lambda ask, found: insisted.append(found))
     module.install(echo=lambda _: None, assume_yes=True)
     assert runtimes == ["/run/user/1000", "/run/user/1000"]

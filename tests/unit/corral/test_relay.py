@@ -13,6 +13,7 @@ import pytest
 
 from corral import process, relay, relaylaunch
 from corral.relay import Manager, Relay
+from enforcer.netfilter.namespace import Daemon
 from policy.declaration import HostService
 from policy.errors import CorralError
 from policy.identity import Sandbox
@@ -151,6 +152,36 @@ def test_the_socket_is_handed_over_bound_to_its_device(tmp_path: Path) -> None:
         assert launched.stdout.readline() == b"ready\n"
         assert reach("127.0.0.1", port) == f"lo 127.0.0.1:{port}".encode()
     assert launched.returncode == 0
+
+
+def test_a_socket_that_was_opened_elsewhere_is_passed_out() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with relaylaunch.listen_inside(("env",), ("127.0.0.1", str(port), "lo")) as listening:
+        assert listening.getsockname() == ("127.0.0.1", port)
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            listening.accept()[0].close()
+
+
+def test_a_socket_that_cannot_be_opened_elsewhere_is_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="no socket came out"):
+        relaylaunch.listen_inside(("env",), ("127.0.0.1", "1", "corral-none"))
+    assert "No such device" in capfd.readouterr().err
+
+
+def test_a_relay_of_the_users_own_engine_enters_it_and_ends_with_it(systemd: FakeSystemd) -> None:
+    first, second = Daemon(10, 1, 3), Daemon(10, 2, 3)
+    (one,) = relay.relays(SANDBOX, [HostService(name="a", port=8081)], GATEWAY, 7, first)
+    argv = one.argv("/proxy")
+    assert "--property=PartOf=docker.service" in argv
+    assert argv[argv.index("/proxy") + 1] == "nsenter"
+    Manager({}).ensure([one])
+    Manager({}).ensure([one])
+    assert len(systemd.started) == 1
+    Manager({}).ensure([Relay(SANDBOX, 8081, GATEWAY, 7, second)])
+    assert len(systemd.started) == 2
 
 
 @pytest.mark.parametrize("place", ["path", "abstract"])

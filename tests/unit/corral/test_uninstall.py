@@ -306,3 +306,16 @@ def test_purging_gets_through_whatever_modes_there_are_and_follows_no_link(tmp_p
     assert not top.exists()
     assert (outside / "kept").exists()
     assert outside.stat().st_mode & 0o777 == 0o500
+
+
+def test_rules_in_the_engine_of_the_user_s_own_go_without_the_program_for_root() -> None:
+    found = Survey(
+        uid=ME, docker=DOCKER, user_files=(Path("/units/corral-netfilter.service"),), rootless=True
+    )
+    plan = decide(found)
+    assert plan.inside
+    assert not plan.system
+    assert ("rules", f"in your engine's namespace: {leaving.RULES}") in plan.rows()
+    assert "sudo" not in leaving.text(plan)
+    assert not decide(replace(found, rootless=False)).inside
+    assert not decide(replace(found, user_files=())).inside
