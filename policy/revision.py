@@ -185,7 +185,7 @@ def _unknown(loaded: LoadedPolicy) -> Iterator[tuple[str, str]]:
             if key not in _NAME_FIELDS:
                 yield f"egress.allow.{entry.host}.{key}", _json(value)
     for key, value in loaded.declaration.model_dump(mode="json", exclude_defaults=True).items():
-        if key not in {"names", "host_services"}:
+        if key not in {"names", "host_services", "allow_stale"}:
             yield f"declaration.{key}", _json(value)
 
 
