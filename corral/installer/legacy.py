@@ -17,7 +17,7 @@ FIX = (
 )
 DROP_INS = {
     # iptables makes the lock file, which the writer may not open: the service manager opens it for it.
-    "corral-skeleton.service": "[Service]\nExecStartPre=+{tool} -w -n -L FORWARD\n",
+    "corral-skeleton.service": "[Service]\nExecStartPre=+{tool} -w -S OUTPUT 1\n",
     "corral-netfilter.service": "[Service]\nStandardInput=file:/run/xtables.lock\n",
 }
 DROP_IN = "10-legacy.conf"

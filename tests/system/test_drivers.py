@@ -119,7 +119,7 @@ def test_without_its_library_the_installation_is_refused_with_the_fix(host: Host
 @BOTH
 def test_uninstalling_leaves_nothing_in_any_table(host: Host) -> None:
     host.end_projects()
-    host.box.run(["corral", "uninstall"], timeout=180)
+    host.box.run(["corral", "uninstall", "--yes"], timeout=180)
     try:
         for program in ("iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"):
             assert "corral" not in chains(host, program).lower(), program
