@@ -69,6 +69,8 @@ def connect(environ: Mapping[str, str], timeout: int = TIMEOUT) -> APIClient:
 def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineError:
     path = url.removeprefix("unix://")
     text = str(error)
+    # The socket of an engine of the user's own is in the user's runtime directory.
+    control = "systemctl --user" if path.startswith("/run/user/") else "systemctl"
     if "Permission denied" in text:
         return EngineError(
             f"you may not use Docker: permission denied on {path}",
@@ -78,11 +80,11 @@ def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineE
         return EngineError("Docker is not installed, and podman is not supported yet", INSTALL_ENGINE)
     if "No such file" in text:
         return EngineError(
-            f"Docker is not running or not installed: there is no {path}", "systemctl start docker"
+            f"Docker is not running or not installed: there is no {path}", f"{control} start docker"
         )
     if "refused" in text:
-        return EngineError(f"Docker is not running: nobody answers at {path}", "systemctl start docker")
-    return EngineError(f"Docker does not answer at {path}: {text}", "systemctl status docker")
+        return EngineError(f"Docker is not running: nobody answers at {path}", f"{control} start docker")
+    return EngineError(f"Docker does not answer at {path}: {text}", f"{control} status docker")
 
 
 @contextlib.contextmanager

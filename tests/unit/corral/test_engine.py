@@ -95,3 +95,10 @@ def test_a_create_whose_answer_never_came_says_how_to_clean_up(docker_engine: Fa
     with pytest.raises(EngineError, match="no such image") as caught:
         create(docker_engine)
     assert caught.value.hint is None
+
+
+def test_an_engine_of_the_users_own_is_started_without_root() -> None:
+    for error in ("No such file or directory", "Connection refused", "odd"):
+        told = engine._unreachable("unix:///run/user/1000/docker.sock", OSError(error))
+        assert str(told.hint).startswith("systemctl --user ")
+        assert "--user" not in str(engine._unreachable("unix:///var/run/docker.sock", OSError(error)).hint)
