@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from .host import ENFORCER, PYTHON, Host, Project, until
-from .scriptdns import LOG, ScriptDns, always, script_dns, steps
+from .scriptdns import LOG, ScriptDns, always, script_dns, steps, warm
 from .test_cases_names import GOOD, TWIN, held, names_of, policy
 
 CDN = "cdn.corral.example"
@@ -326,6 +326,7 @@ def test_an_interface_with_the_address_of_a_name_revokes_it_at_once(host: Host, 
 def test_another_resolver_is_asked_for_everything_at_once(host: Host) -> None:
     """The host's resolv.conf changes, as a VPN does it."""
     name = "allowed1.corral.example"
+    warm(host)
     with host.box.resolver("stub"):
         host.user_systemctl("restart", ENFORCER)
         host.wait_enforcer()
