@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import ipsetdump
 
 from .host import ENFORCER, PYTHON, Host, Project, until
 from .scriptdns import LOG, ScriptDns, always, script_dns, steps, warm
@@ -64,27 +67,18 @@ os.rename("told.new", "told")
 """
 
 # From outside, as fast as it can: the hosts file, then the kernel, then what the name server has answered.
-SAMPLER = """\
+SAMPLER = """
 import json, os, sys, time
-from pyroute2.ipset import IPSet
 hosts, source, log, stop, wanted = sys.argv[1:6]
 wanted = set(wanted.split(","))
-kernel, answered, lines = IPSet(), set(), open(log)
+kernel, answered, lines = Dump("corral-pins"), set(), open(log)
 samples, bad, began = 0, [], time.monotonic()
-def pinned():
-    found = set()
-    for message in kernel.list("corral-pins"):
-        body = message.get_attr("IPSET_ATTR_ADT")
-        for row in body.get_attrs("IPSET_ATTR_DATA") if body is not None else ():
-            if row.get_attr("IPSET_ATTR_IP_FROM").get_attr("IPSET_ATTR_IPADDR_IPV4") == source:
-                found.add(row.get_attr("IPSET_ATTR_IP2").get_attr("IPSET_ATTR_IPADDR_IPV4"))
-    return found
 while not os.path.exists(stop):
     text = open(hosts).read()
     rows = [line.split() for line in text.splitlines()]
     shown = {row[0] for row in rows if len(row) == 2 and row[1] in wanted and row[0] != "#"}
     names = {row[1] for row in rows if len(row) == 2 and row[0] != "#"}
-    allowed = pinned()
+    allowed = {destination for element, destination in kernel.pairs() if element == source}
     for line in lines:
         answered.update(line.split()[2].split(","))
     samples += 1
@@ -127,7 +121,8 @@ class Sampler:
         session = row["sessions"][0]
         data = f"{host.box.home}/.local/share/corral/{row['sandbox']}"
         found = host.root("find", data, "-path", f"*{session['session']}*", "-name", "hosts").stdout.strip()
-        argv = [PYTHON, "-c", SAMPLER, found, session["address"], LOG, self.stop, ",".join(wanted)]
+        text = Path(ipsetdump.__file__).read_text() + SAMPLER
+        argv = [PYTHON, "-c", text, found, session["address"], LOG, self.stop, ",".join(wanted)]
         self.process = host.box.popen(argv, user="root", stdout=subprocess.PIPE, text=True)
 
     def seen(self) -> dict[str, Any]:
