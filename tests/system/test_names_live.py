@@ -144,7 +144,6 @@ def finished(project: Project) -> dict[str, Any]:
 
 
 @pytest.mark.case(16)
-@pytest.mark.representative
 def test_a_hundred_rotations_of_a_cdn_fail_no_connection_and_break_no_stream(
     host: Host, dns: ScriptDns
 ) -> None:
@@ -238,7 +237,6 @@ def check(project: Project, target: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.representative
 def test_a_running_session_is_changed_by_hand_and_every_answer_agrees_with_a_real_probe(
     host: Host, dns: ScriptDns
 ) -> None:
