@@ -158,13 +158,13 @@ class Tracker:
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
                     await self._look(ident)
-                for ident in self._store.containers() - set(seen):
-                    if await asyncio.to_thread(engine.container, ident) is None:
-                        self._drop_overrides(ident)
                 self.looked.set()
                 self._changed()
                 for ident in await asyncio.to_thread(self._attached, engine):
                     await self._watch_stranger(ident)
+                for ident in self._store.containers() - set(seen):
+                    if await asyncio.to_thread(engine.container, ident) is None:
+                        self._drop_overrides(ident)
             except CorralError as error:
                 log.error("full pass failed: %s", error.message)
                 return False

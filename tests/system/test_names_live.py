@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import ipsetdump
+
 from .host import ENFORCER, PYTHON, Host, Project, until
-from .scriptdns import LOG, ScriptDns, always, script_dns, steps
+from .scriptdns import LOG, ScriptDns, always, script_dns, steps, warm
 from .test_cases_names import GOOD, TWIN, held, names_of, policy
 
 CDN = "cdn.corral.example"
@@ -64,27 +67,18 @@ os.rename("told.new", "told")
 """
 
 # From outside, as fast as it can: the hosts file, then the kernel, then what the name server has answered.
-SAMPLER = """\
+SAMPLER = """
 import json, os, sys, time
-from pyroute2.ipset import IPSet
 hosts, source, log, stop, wanted = sys.argv[1:6]
 wanted = set(wanted.split(","))
-kernel, answered, lines = IPSet(), set(), open(log)
+kernel, answered, lines = Dump("corral-pins"), set(), open(log)
 samples, bad, began = 0, [], time.monotonic()
-def pinned():
-    found = set()
-    for message in kernel.list("corral-pins"):
-        body = message.get_attr("IPSET_ATTR_ADT")
-        for row in body.get_attrs("IPSET_ATTR_DATA") if body is not None else ():
-            if row.get_attr("IPSET_ATTR_IP_FROM").get_attr("IPSET_ATTR_IPADDR_IPV4") == source:
-                found.add(row.get_attr("IPSET_ATTR_IP2").get_attr("IPSET_ATTR_IPADDR_IPV4"))
-    return found
 while not os.path.exists(stop):
     text = open(hosts).read()
     rows = [line.split() for line in text.splitlines()]
     shown = {row[0] for row in rows if len(row) == 2 and row[1] in wanted and row[0] != "#"}
     names = {row[1] for row in rows if len(row) == 2 and row[0] != "#"}
-    allowed = pinned()
+    allowed = {destination for element, destination in kernel.pairs() if element == source}
     for line in lines:
         answered.update(line.split()[2].split(","))
     samples += 1
@@ -127,7 +121,8 @@ class Sampler:
         session = row["sessions"][0]
         data = f"{host.box.home}/.local/share/corral/{row['sandbox']}"
         found = host.root("find", data, "-path", f"*{session['session']}*", "-name", "hosts").stdout.strip()
-        argv = [PYTHON, "-c", SAMPLER, found, session["address"], LOG, self.stop, ",".join(wanted)]
+        text = Path(ipsetdump.__file__).read_text() + SAMPLER
+        argv = [PYTHON, "-c", text, found, session["address"], LOG, self.stop, ",".join(wanted)]
         self.process = host.box.popen(argv, user="root", stdout=subprocess.PIPE, text=True)
 
     def seen(self) -> dict[str, Any]:
@@ -149,7 +144,6 @@ def finished(project: Project) -> dict[str, Any]:
 
 
 @pytest.mark.case(16)
-@pytest.mark.representative
 def test_a_hundred_rotations_of_a_cdn_fail_no_connection_and_break_no_stream(
     host: Host, dns: ScriptDns
 ) -> None:
@@ -243,7 +237,6 @@ def check(project: Project, target: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.representative
 def test_a_running_session_is_changed_by_hand_and_every_answer_agrees_with_a_real_probe(
     host: Host, dns: ScriptDns
 ) -> None:
@@ -326,6 +319,7 @@ def test_an_interface_with_the_address_of_a_name_revokes_it_at_once(host: Host, 
 def test_another_resolver_is_asked_for_everything_at_once(host: Host) -> None:
     """The host's resolv.conf changes, as a VPN does it."""
     name = "allowed1.corral.example"
+    warm(host)
     with host.box.resolver("stub"):
         host.user_systemctl("restart", ENFORCER)
         host.wait_enforcer()
