@@ -93,7 +93,10 @@ class Lease:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything known about one name. ``frozen_since``: expiry stands still, the name cannot be asked."""
+    """Everything known about one name. ``frozen_since``: expiry stands still, the name cannot be asked.
+
+    ``discarded``: a query under way was given up since the last result, for a new one.
+    """
 
     name: str
     state: NameState = NameState.NEW
@@ -104,6 +107,7 @@ class Record:
     answered_at: float | None = None
     due: float = 0.0
     inflight: int | None = None
+    discarded: bool = False
     asked_at: float = 0.0
     attempts: int = 0
     failures: int = 0

@@ -264,6 +264,7 @@ class _Step:
         record = replace(
             record,
             inflight=None,
+            discarded=False,
             attempts=record.attempts + 1,
             failures=0,
             absent_seen=0,
@@ -326,6 +327,7 @@ class _Step:
         record = replace(
             record,
             inflight=None,
+            discarded=False,
             attempts=record.attempts + 1,
             failures=failures,
             failed_at=self.now,
@@ -418,8 +420,11 @@ class _Step:
             record = self.names.get(name)
             if record is None:
                 continue
-            inflight = None if event.discard else record.inflight
-            self.names[name] = replace(record, due=self.now, inflight=inflight)
+            # Once: what is under way keeps addresses from expiring, and might be begun anew for ever on a
+            # machine that sleeps and wakes faster than names are answered.
+            discard = event.discard and record.inflight is not None and not record.discarded
+            inflight, discarded = (None, True) if discard else (record.inflight, record.discarded)
+            self.names[name] = replace(record, due=self.now, inflight=inflight, discarded=discarded)
 
     # -- time
 

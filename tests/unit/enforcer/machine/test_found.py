@@ -109,3 +109,17 @@ def test_a_trouble_that_lasts_is_asked_about_twice_a_second_and_not_ever_more_of
 
 def refuse(*_words: object) -> dict[str, object]:
     raise EnforcerError("the writer does not answer: Connection refused")
+
+
+def test_a_machine_that_wakes_for_a_moment_again_and_again_keeps_no_address_open_for_ever(
+    player: Player,
+) -> None:
+    player.create(0, policy=2)
+    player.zone("b.example", "ok", ("203.0.113.2", "203.0.113.3"), 0, 0.01)
+    player.skip(70.0, True)
+    player.zone("b.example", "ok", ("203.0.113.1",), 0, 5.0)
+    # Each time awake is shorter than an answer takes; the player looks at what is open after each.
+    for seconds in (700.0, *[70.0] * 7):
+        player.skip(seconds, True)
+    player.act(lambda: None, 6.0)
+    assert published(player.oracle.truths["c1"])["b.example"] == {"203.0.113.1"}
