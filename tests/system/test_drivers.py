@@ -40,6 +40,7 @@ def chains(host: Host, program: str) -> str:
 
 
 @BOTH
+@pytest.mark.case(25)
 def test_the_main_job_is_done_behind_the_driver_this_host_needs(host: Host) -> None:
     project = host.project("drivers")
     project.corral("build", timeout=400)
