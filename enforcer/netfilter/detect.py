@@ -128,15 +128,11 @@ def _nobody(facts: Facts, current: str | None, settled: bool) -> Choice:
 
 def _usable(facts: Facts, name: str, why: str, settled: bool = False) -> Choice:
     driver = OWN if name == NATIVE else name
-    if driver in facts.usable:
+    # Without nft, or without iptables where Docker uses it, each call fails and names the program.
+    if driver != LEGACY or LEGACY in facts.usable:
         return Choice(driver, why, settled=settled)
-    fix = {
-        NFT: "install the package iptables",
-        LEGACY: LEGACY_FIX,
-        OWN: "install the package nftables (1.0 or newer)",
-    }[driver]
     # The table denies everything by itself; nothing is granted while there is a problem.
-    return Choice(OWN, why, f"{why}, and what corral needs for those is not here: {fix}", settled)
+    return Choice(OWN, why, f"{why}, and what corral needs for those is not here: {LEGACY_FIX}", settled)
 
 
 def _where(name: str) -> str:

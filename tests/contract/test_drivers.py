@@ -318,3 +318,29 @@ def test_each_driver_does_with_the_rights_of_the_writers_unit(
     problems, entries, denied, steps = json.loads(done.stdout)
     assert set(problems) <= {"hook", "hold"}
     assert (entries, denied, steps) == (1, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "tamper", ["-F CORRAL-OUT", "-I FORWARD 1 -j ACCEPT", "-F DOCKER-USER", "-t nat -F POSTROUTING"]
+)
+def test_a_change_of_the_legacy_tables_is_seen_without_a_notification(
+    hosts: Hosts, engine: Engine, tamper: str
+) -> None:
+    engine.start(LEGACY)
+    with writing(engine) as of:
+        of.audit()
+        assert not of.kernel.unannounced()
+        sh(f"iptables-legacy {tamper}")
+        assert of.kernel.unannounced()
+        of.heal("a change by others")
+        of.audit()
+        assert not of.kernel.unannounced()
+
+
+def test_an_engine_that_begins_is_seen_without_a_notification(hosts: Hosts, engine: Engine) -> None:
+    with writing(engine) as of:
+        assert isinstance(of.kernel, RealKernel)
+        assert of.kernel._detector is not None
+        assert not of.kernel.unannounced()
+        of.kernel._detector.bridges = lambda: frozenset({BRIDGE, "docker0"})
+        assert of.kernel.unannounced()

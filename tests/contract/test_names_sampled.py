@@ -27,7 +27,7 @@ from tests.ipsetdump import Dump
 from tests.unit.enforcer.test_service import GATEWAY, SANDBOX, UID
 from tests.unit.enforcer.test_service import World as Bench
 
-from .conftest import World
+from .conftest import World, chained
 
 NAME = "api.example.com"
 POOL = tuple(f"93.184.216.{number}" for number in range(1, 60))
@@ -76,6 +76,8 @@ class Sampler(threading.Thread):
         self.rate = self.samples / (time.monotonic() - began)
 
 
+# What reads beside the service reads ipset; the driver without DOCKER-USER has sets of nft.
+@chained
 def test_published_is_allowed_and_allowed_was_answered_through_rotations_and_restarts(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,13 @@ def test_legacy_without_its_library_denies_and_names_the_fix() -> None:
         assert "the legacy tables" in choice.problem
 
 
+def test_a_program_that_is_missing_moves_no_rules() -> None:
+    """What stands goes on standing; the call that needs the program names it."""
+    for current in (None, NFT):
+        choice = choose(Facts(nft=NOW, bridges=BRIDGES, usable=frozenset({OWN})), current, True)
+        assert (choice.driver, choice.problem) == (NFT, "")
+
+
 def test_legacy_is_never_chosen_where_docker_is_on_nft() -> None:
     """libiptc sees empty tables there."""
     for alternative in ("", NFT, LEGACY):
