@@ -183,6 +183,7 @@ def python_iptables(tools: None) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / "legacy.lock", "python-iptables", wait=lambda: None):
         if not directory.is_dir():
+            machine.prepare_compiler(Steps())
             partial = directory.with_name("partial")
             pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
             sh(f"rm -rf {partial}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 from . import execute
@@ -34,6 +35,16 @@ def prepare(steps: Steps) -> None:
         with steps("apt-get update"):
             execute.run(["/usr/bin/apt-get", "-q", "update"], timeout=300)
     missing = [package for program, package in _TOOLS.items() if not _installed(program)]
+    if missing:
+        with steps(f"installing {' '.join(missing)}"):
+            _install(missing)
+
+
+def prepare_compiler(steps: Steps) -> None:
+    """Install what compiling an extension of this Python takes, where it is missing. Raises LabError."""
+    missing = [] if shutil.which("gcc") else ["gcc", "libc6-dev"]
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        missing.append("python3-dev")
     if missing:
         with steps(f"installing {' '.join(missing)}"):
             _install(missing)
