@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from .host import BASE_POLICY, Host
@@ -14,16 +16,18 @@ REWRITE = f"printf '    - {WIDE}\\n' >> corral.yaml; cat corral.yaml"
 
 def test_a_policy_from_a_clone_starts_nothing_until_it_is_approved(host: Host) -> None:
     project = host.project("clone")
-    project.policy(BASE_POLICY.replace("profile: opencode", "profile: opencode\nname: fresh"), approve=False)
+    # A name that was never used here: what is approved outlives the project.
+    name = f"fresh{time.time_ns()}"
+    project.policy(f"name: {name}\n{BASE_POLICY}", approve=False)
     for command in (["build"], ["run", "--", "true"], ["shell"], ["verify"]):
         done = project.corral(*command, check=False)
         assert done.returncode == 2
         assert "nobody has approved this policy yet" in done.stderr
         assert f"+ write {project.path}" in done.stderr
     assert not [
-        name
-        for name in host.box.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
-        if "fresh" in name
+        found
+        for found in host.box.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
+        if name in found
     ]
     sha = project.corral("policy", "hash").stdout.strip()
     assert project.corral("run", "--accept-policy", sha, "--", "echo", "ran").stdout == "ran\n"

@@ -88,8 +88,15 @@ def test_build_verify_and_run_each_render_anew_in_any_order(host: Host) -> None:
         ]
         command = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "cat", image, f"/{config}"]
         assert marker in host.box.run(command).stdout, name
-        # What somebody put into the build directory meanwhile is gone with the next command.
-        host.box.write(f"{state}/build/Dockerfile", "FROM scratch\n")
+    # What somebody puts into the build directory is used by no command, and told by each.
+    host.box.write(f"{state}/build/Dockerfile", "FROM scratch\n")
+    for words in (["build"], ["verify"], ["run", "--", "true"]):
+        done = project.corral(*words, check=False)
+        assert done.returncode == 1
+        assert "was tampered with" in done.stderr
+        assert "changed: Dockerfile" in done.stderr
+    host.box.run(["rm", "-r", f"{state}/build"])
+    project.inside("true", timeout=400)
 
 
 @pytest.mark.representative
