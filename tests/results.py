@@ -142,35 +142,48 @@ def why_stale(told: Mapping[str, Any], now: str) -> str | None:
     return None
 
 
-def body(facts: dict[str, str], counter: Counter, tested: str, date: str) -> dict[str, Any]:
-    """What a result file says."""
-    files: dict[str, float] = {}
-    for nodeid, spent in counter.seconds.items():
-        file = nodeid.partition("::")[0]
-        files[file] = files.get(file, 0.0) + spent
+def compact(told: Mapping[str, Any], tested: str) -> dict[str, Any]:
+    """Return what a result file keeps of one piece: what was counted in it, and on which commit."""
+    return {"commit": tested, **told, "seconds": round(sum(told["seconds"].values()))}
+
+
+def body(
+    facts: Mapping[str, str], parts: Mapping[str, Mapping[str, Any]], tested: str, date: str
+) -> dict[str, Any]:
+    """What a result file says: ``parts`` (piece -> ``compact``) and their sum."""
+    total = Counter()
+    for part in parts.values():
+        total.take({**part, "seconds": {}})
     return {
         "commit": tested,
         "digest": digest(),
         "date": date,
         **facts,
-        "outcomes": counter.outcomes,
-        "faults": dict(sorted(counter.faults.items())),
-        "cases": {str(number): outcome for number, outcome in sorted(counter.cases.items())},
-        "failed": sorted(counter.failed),
-        "skipped": dict(sorted(counter.skipped.items())),
-        "seconds": {file: round(spent) for file, spent in sorted(files.items()) if spent >= 1},
+        "outcomes": total.outcomes,
+        "faults": dict(sorted(total.faults.items())),
+        "cases": {str(number): outcome for number, outcome in sorted(total.cases.items())},
+        "failed": sorted(total.failed),
+        "skipped": dict(sorted(total.skipped.items())),
+        "pieces": dict(sorted(parts.items())),
     }
+
+
+def unfinished(told: Mapping[str, Any], now: str) -> list[str]:
+    """Return the pieces of a result file that have to be run again so that everything passed.
+
+    Raises:
+        ValueError: what was tested changed since, so that all of it has to.
+    """
+    if told.get("digest") != now:
+        raise ValueError(f"{' or '.join(TESTED)} changed since: run everything")
+    return [piece for piece, part in told["pieces"].items() if part["failed"] or not part["outcomes"]]
 
 
 def pieces(engine: str, known: Mapping[str, float]) -> list[str]:
-    """Return what a lane runs in one go, the longest first as far as an earlier run tells."""
+    """Return what a lane runs in one go, the longest first as far as an earlier run tells (piece -> seconds)."""
     system = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests" / "system").glob("test_*.py")]
     others = ["tests/unit", "tests/contract"] if engine == engines.DEFAULT else []
-    spent = {
-        piece: sum((s for file, s in known.items() if file == piece or file.startswith(f"{piece}/")), 0.0)
-        for piece in (*others, *system)
-    }
-    return sorted(spent, key=lambda piece: (-(spent[piece] or float("inf")), piece))
+    return sorted((*others, *system), key=lambda piece: (-known.get(piece, float("inf")), piece))
 
 
 def run_piece(words: list[str], out: Path) -> int:
@@ -188,6 +201,7 @@ class Lanes:
     def __init__(self, names: Sequence[str], words: Sequence[str], scratch: Path) -> None:
         self.names, self.words, self.scratch = names, words, scratch
         self.counter = Counter()
+        self.parts: dict[str, dict[str, Any]] = {}
         self._said = threading.Lock()
 
     def run(self, wanted: Iterable[str]) -> int:
@@ -238,11 +252,12 @@ class Lanes:
                 code = 1
         text = log.read_text(errors="replace").strip()
         shown = text if code else text.rpartition("\n")[2]
+        told = json.loads(out.read_text()) if out.exists() else Counter().told()
+        if code and not told["failed"]:
+            told["failed"].append(f"{piece} (did not end by itself, or not well: exit code {code})")
         with self._said:
-            if out.exists():
-                self.counter.take(json.loads(out.read_text()))
-            if code and not any(failed.startswith(piece) for failed in self.counter.failed):
-                self.counter.failed.append(f"{piece} (did not end by itself, or not well: exit code {code})")
+            self.counter.take(told)
+            self.parts[piece] = told
         self._say(f"--- {piece} ended with {code} after {time.monotonic() - began:.0f} s\n{shown}")
         return code
 
@@ -251,11 +266,24 @@ class Lanes:
             print(text, flush=True)
 
 
-def run_one(engine: str, words: list[str]) -> int:
-    """Run pytest on one engine and write its result file. Returns 0 or 1, or NO_BOX."""
+def run_one(engine: str, words: list[str], again: bool = False) -> int:
+    """Run pytest on one engine and write its result file. Returns 0 or 1, or NO_BOX.
+
+    ``again``: only what did not pass in the file that is there; the rest of it stays.
+    """
     os.environ[engines.VARIABLE] = engine
     keep = os.environ.get("CORRAL_LAB_KEEP")
     os.environ["CORRAL_LAB_KEEP"] = "1"  # the tests use the box that told the facts
+    path = RESULTS / f"{engine}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    parts: dict[str, Any] = before.get("pieces", {})
+    wanted = pieces(engine, {piece: part["seconds"] for piece, part in parts.items()})
+    if again:
+        try:
+            wanted = unfinished(before, digest())
+        except ValueError as error:
+            print(f"{engine}: {error}", file=sys.stderr)
+            return 1
     try:
         with Lab.up() as lab:
             facts, name = describe(lab.box), lab.name
@@ -264,26 +292,33 @@ def run_one(engine: str, words: list[str]) -> int:
         return NO_BOX
     count = int(os.environ.get(LANES) or min(2, os.cpu_count() or 1))
     names = [name, *(f"{name}{number}" for number in range(2, count + 1))]
-    path = RESULTS / f"{engine}.json"
-    known = json.loads(path.read_text()).get("seconds", {}) if path.exists() else {}
     tested = commit()
     try:
         with tempfile.TemporaryDirectory(prefix="corral-results-") as scratch:
             lanes = Lanes(names, words, Path(scratch))
-            code = lanes.run(pieces(engine, known))
+            lanes.run(wanted)
     finally:
         if keep != "1":
             for each in names:
                 Lab.named(each).down()
     slow = sorted(lanes.counter.seconds.items(), key=lambda row: -row[1])[:25]
     print("\n".join(["slowest:", *(f"{spent:7.1f} s  {nodeid}" for nodeid, spent in slow)]))
+    return write(
+        path,
+        facts,
+        (parts if again else {}) | {p: compact(t, tested) for p, t in lanes.parts.items()},
+        tested,
+    )
+
+
+def write(path: Path, facts: Mapping[str, str], parts: Mapping[str, Any], tested: str) -> int:
+    """Write a result file and say what it says. Returns 0 when everything passed."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    told = body(facts, lanes.counter, tested, today)
+    told = body(facts, parts, tested, datetime.datetime.now(datetime.UTC).date().isoformat())
     path.write_text(json.dumps(told, indent=2) + "\n")
-    print(f"{engine}: {', '.join(f'{count} {what}' for what, count in told['outcomes'].items())}")
+    print(f"{path.stem}: {', '.join(f'{count} {what}' for what, count in told['outcomes'].items())}")
     print("\n".join(f"FAILED {nodeid}" for nodeid in told["failed"]))
-    return code
+    return int(bool(told["failed"]))
 
 
 def verdict(codes: dict[str, int], wanted: list[str]) -> int:
@@ -299,6 +334,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--one", metavar="ENGINE", help=argparse.SUPPRESS)
     parser.add_argument("--piece", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pytest", default="", help="words for pytest")
+    parser.add_argument("--again", action="store_true", help="only what did not pass the last time")
     parser.add_argument("engines", nargs="*", help="default: all, those that do not boot here are named")
     options = parser.parse_args(words)
     if options.piece:
@@ -306,7 +342,7 @@ def main(words: list[str] | None = None) -> int:
             [*shlex.split(options.pytest), f"--ignore={FRESHNESS}", *options.engines], options.piece
         )
     if options.one:
-        return run_one(options.one, shlex.split(options.pytest))
+        return run_one(options.one, shlex.split(options.pytest), options.again)
     for engine in options.engines:
         if engine not in engines.ENGINES:
             parser.error(f"{engine} is none of {', '.join(engines.ENGINES)}")
@@ -315,6 +351,7 @@ def main(words: list[str] | None = None) -> int:
     for engine in chosen:
         print(f"=== {engine}", flush=True)
         command = [sys.executable, "-m", "tests.results", "--one", engine, f"--pytest={options.pytest}"]
+        command += ["--again"] if options.again else []
         codes[engine] = subprocess.run(command, cwd=ROOT, check=False).returncode
     engines_page.main()
     said = {0: "passed", NO_BOX: "does not come up on this machine"}

@@ -33,7 +33,7 @@ def test_each_test_counts_once_and_failures_and_skips_are_named() -> None:
     counter.note(item("other engine", case=5), report("setup", "skipped", ("f", 1, "Skipped: not on sid")))
     counter.note(item("untidy"), report("call", "passed"))
     counter.note(item("untidy"), report("teardown", "failed"))
-    told = results.body({"engine": "e"}, counter, "abc", "2000-01-01")
+    told = results.body({"engine": "e"}, {"x": results.compact(counter.told(), "abc")}, "abc", "2000-01-01")
     assert told["outcomes"] == {"passed": 2, "failed": 2, "skipped": 1}
     assert told["failed"] == ["bad", "no set-up", "untidy (its clean-up)"]
     assert told["skipped"] == {"other engine": "not on sid"}
@@ -82,21 +82,18 @@ def test_what_the_lanes_counted_adds_up() -> None:
         counter = results.Counter()
         counter.note(item(nodeid, case=3, fault="flood"), report("call", outcome))
         parts.append(json.loads(json.dumps(counter.told())))
-    total = results.Counter()
-    for part in parts:
-        total.take(part)
-    told = results.body({}, total, "abc", "2000-01-01")
+    kept = {f"piece {number}": results.compact(part, "abc") for number, part in enumerate(parts)}
+    told = results.body({}, kept, "abc", "2000-01-01")
     assert told["outcomes"] == {"passed": 2, "failed": 1}
     assert (told["cases"], told["faults"]) == ({"3": "failed"}, {"flood": "failed"})
     assert told["failed"] == ["b.py::two"]
 
 
 def test_each_file_is_in_exactly_one_piece_and_the_longest_begins() -> None:
-    known = {"tests/system/test_gate.py": 300.0, "tests/unit/test_linters.py": 9.0}
-    known |= dict.fromkeys(results.pieces("trixie", {}), 1.0) | known
+    known = dict.fromkeys(results.pieces("trixie", {}), 1.0)
+    known |= {"tests/system/test_gate.py": 300.0, "tests/unit": 9.0}
     found = results.pieces("trixie", known)
-    assert found[0] == "tests/system/test_gate.py"
-    assert found[1] == "tests/unit"
+    assert found[:2] == ["tests/system/test_gate.py", "tests/unit"]
     assert len(found) == len(set(found))
     system = {file.name for file in (results.ROOT / "tests" / "system").glob("test_*.py")}
     assert {Path(piece).name for piece in found} == system | {"unit", "contract"}
@@ -104,6 +101,18 @@ def test_each_file_is_in_exactly_one_piece_and_the_longest_begins() -> None:
     # What no run has timed yet may take long.
     del known["tests/system/test_build.py"]
     assert results.pieces("trixie", known)[0] == "tests/system/test_build.py"
+
+
+def test_only_what_did_not_pass_is_run_again_and_only_for_the_same_tree() -> None:
+    counted = results.Counter()
+    counted.note(item("good"), report("call", "passed"))
+    good = counted.told()
+    bad = results.Counter().told() | {"failed": ["b.py::two"], "outcomes": {"failed": 1}}
+    parts = {"a.py": good, "b.py": bad, "c.py": results.Counter().told()}
+    told = results.body({}, {name: results.compact(part, "abc") for name, part in parts.items()}, "abc", "")
+    assert results.unfinished(told, told["digest"]) == ["b.py", "c.py"]
+    with pytest.raises(ValueError, match="run everything"):
+        results.unfinished(told, "other")
 
 
 @pytest.mark.parametrize(
