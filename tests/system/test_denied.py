@@ -112,7 +112,8 @@ def test_three_kinds_of_forbidden_packets_are_listed_with_their_exact_number(hos
     table = project.corral("denied").stdout
     assert "\033" not in table
     (line,) = [line for line in table.splitlines() if " udp " in line]
-    assert line.split()[-4:-1] == [forbidden, "9", str(sent["udp"])]
+    # What comes behind depends on whether any policy ever resolved a name to this address.
+    assert f" {forbidden} 9 {sent['udp']} " in " ".join(line.split())
     project.write("over", "")
     process.wait(timeout=30)
     # A session that has ended is told of all the same.
