@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from corral import oserrors, state
 from policy.errors import CorralError, PolicyError
@@ -52,26 +53,42 @@ def machine() -> Machine:
     return Machine(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def read(paths: StatePaths) -> Revision | None:
-    """Return the approved revision of a sandbox; None when there is none, or its record is damaged."""
+def owner(loaded: LoadedPolicy) -> dict[str, str]:
+    """Return whose approval it is: a sandbox's id is short, and its name is the agent's to write."""
+    return {"project": str(loaded.project), "name": loaded.policy.name or loaded.project.name}
+
+
+def read(paths: StatePaths, loaded: LoadedPolicy) -> Revision | None:
+    """Return what was approved of a policy's sandbox; None without a record of it, or with a damaged one."""
     try:
-        with (paths.root / FILE).open("rb") as stream:
-            body = json.loads(stream.read(MAX_SIZE))
+        body = _record(paths.root / FILE)
         found = Revision.parse(str(body["revision"]))
     except (OSError, ValueError, KeyError, TypeError, PolicyError):
         return None
-    return found if body.get("sha256") == found.sha256 else None
+    return found if body.get("sha256") == found.sha256 and body.get("owner") == owner(loaded) else None
 
 
-def write(paths: StatePaths, approved: Revision, project: Path) -> None:
-    """Record a revision as approved, whole or not at all.
+def _record(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        body = json.loads(stream.read(MAX_SIZE))
+    if not isinstance(body, dict):
+        raise ValueError("not a record")
+    return body
+
+
+def write(paths: StatePaths, approved: Revision, loaded: LoadedPolicy) -> None:
+    """Record a revision as approved, whole or not at all; what the directory had under other names ends.
+
+    Else a policy of an earlier name, written back by an agent, would still be approved.
 
     Raises:
-        CorralError: the disk refuses.
+        CorralError: the disk refuses, or the sandbox's state is another directory's.
     """
-    state.remember_project(paths, project)
+    state.remember_project(paths, loaded.project)
     file = paths.root / FILE
-    text = json.dumps({"sha256": approved.sha256, "revision": approved.canonical()}, indent=2) + "\n"
+    _forget_others(file, str(loaded.project))
+    body = {"sha256": approved.sha256, "owner": owner(loaded), "revision": approved.canonical()}
+    text = json.dumps(body, indent=2) + "\n"
     try:
         descriptor, partial = tempfile.mkstemp(prefix=f".{FILE}.", dir=paths.root)
         try:
@@ -87,9 +104,22 @@ def write(paths: StatePaths, approved: Revision, project: Path) -> None:
         raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
 
 
+def _forget_others(own: Path, project: str) -> None:
+    for file in own.parent.parent.glob(f"*/{FILE}"):
+        try:
+            if file != own and _record(file)["owner"]["project"] == project:
+                file.unlink()
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError):
+            continue
+        except OSError as error:
+            raise CorralError(f"cannot remove {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
 def pending(loaded: LoadedPolicy, paths: StatePaths) -> Pending:
     """Compare a policy with what was approved of it."""
-    old, new = read(paths), revision(loaded)
+    old, new = read(paths, loaded), revision(loaded)
     return Pending(old, new, compare(old, new, machine()))
 
 
@@ -101,7 +131,7 @@ def parse_sha(text: str) -> str:
     """
     match = _SHA.fullmatch(text.strip().lower())
     if match is None:
-        raise PolicyError("this is not the hash of a policy", "corral policy hash prints it")
+        raise PolicyError("this is not the hash of a policy", "corral policy diff prints it")
     return match[1]
 
 
@@ -165,7 +195,7 @@ def follow(before: LoadedPolicy, after: LoadedPolicy, paths: StatePaths) -> None
         CorralError: the disk refuses.
     """
     if not pending(before, paths).widens:
-        write(paths, revision(after), after.project)
+        write(paths, revision(after), after)
 
 
 def narrowing(changes: Iterable[Change]) -> list[str]:

@@ -32,7 +32,7 @@ Accept = Annotated[
     typer.Option(
         "--accept-policy",
         metavar="SHA",
-        help="Approve the policy if this is its hash (corral policy hash).",
+        help="Approve the policy if this is its hash (corral policy diff prints it).",
         show_default=False,
     ),
 ]

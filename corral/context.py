@@ -127,7 +127,7 @@ class Invocation:
             ask=self.ask,
             tell=self.console.tell,
             # The state directory is made when there is something to record, not by looking.
-            record=lambda found: approval.write(self.paths, found, loaded.project),
+            record=lambda found: approval.write(self.paths, found, loaded),
         )
         return loaded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -27,9 +28,14 @@ def init(invocation: Invocation, profile: str) -> Path:
     file = write(invocation.cwd, profile, schema)
     try:
         loaded = invocation.loaded
+        # What was just written is what its user asked for, in these words and no others.
+        text = starter(profile, invocation.cwd.name, str(schema))
+        if loaded.path != file or loaded.sha256 != hashlib.sha256(text.encode()).hexdigest():
+            raise PolicyError(
+                f"{file} changed while it was being approved", "somebody else writes here; try again"
+            )
         _own(invocation, schema)
-        # What was just written is what its user asked for, in these words.
-        approval.write(invocation.paths, revision(loaded), loaded.project)
+        approval.write(invocation.paths, revision(loaded), loaded)
     except CorralError:
         file.unlink(missing_ok=True)
         raise

@@ -90,7 +90,7 @@ def _pending(invocation: Invocation) -> Pending:
 def hash_() -> None:
     """Print the hash of what the policy allows: resolved paths and the profile's names, not comments.
 
-    Example: corral run --accept-policy "$(corral policy hash)"
+    corral policy diff prints it too, below what it is the hash of.
     """
 
     def action() -> None:
@@ -123,6 +123,7 @@ def diff(as_json: Json = False) -> None:
         else:
             told = {True: "  (allows more)", False: ""}
             _print("\n".join(change.line() + told[change.widens] for change in found.changes))
+            _print(f"corral policy accept {found.new.sha256}")
         return int(found.widens)
 
     _finish(action)
@@ -130,11 +131,11 @@ def diff(as_json: Json = False) -> None:
 
 @policy_app.command()
 def accept(
-    sha: Annotated[str, typer.Argument(metavar="SHA", help="What corral policy hash prints.")],
+    sha: Annotated[str, typer.Argument(metavar="SHA", help="As corral policy diff printed it.")],
 ) -> None:
     """Approve the policy without building or starting anything.
 
-    Example: corral policy diff; corral policy accept "$(corral policy hash)"
+    Take the hash from the very diff you read: asked for again, it is that of what the file says by then.
     """
 
     def action() -> None:
@@ -143,7 +144,7 @@ def accept(
         invocation = _invocation()
         found = _pending(invocation)
         approval.check_sha(found.new, sha)
-        approval.write(invocation.paths, found.new, invocation.loaded.project)
+        approval.write(invocation.paths, found.new, invocation.loaded)
         _print(f"approved {invocation.loaded.path} ({found.new.sha256[:12]})")
 
     _finish(action)

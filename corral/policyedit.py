@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from policy.declaration import Declaration, Name
 from policy.edit import EditError, add_entry, entry
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy
+from policy.revision import REACH, Grant, revision
 
 Reach = dict[str, frozenset[int]]
 
@@ -40,7 +42,7 @@ def save(
         ports: to be reachable.
         load: reads a policy file of the same project.
         force: see ``egress.allow``.
-        saved: called with the policy before and after, once the file is written. Where revisions are
+        saved: called with the policy before and the one that was written, once it is. Where revisions are
             approved, the new one counts as such if the old one did: the user asked for exactly this.
 
     Raises:
@@ -78,9 +80,10 @@ def save(
         raise PolicyError(f"{loaded.path} cannot be edited: {error}", by_hand) from error
     except OSError as error:
         raise CorralError(f"cannot write {loaded.path}: {error.strerror}", by_hand) from error
-    after = load(loaded.path)
-    saved(loaded, after)
-    return after
+    # What was read and checked, not what the file says by now: an agent writes here too.
+    made = replace(made, path=loaded.path)
+    saved(loaded, made)
+    return made
 
 
 def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, host: str, ports: frozenset[int]) -> None:
@@ -91,5 +94,13 @@ def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, host: str, port
         new != expected
         or after.policy.model_copy(update=same) != before.policy.model_copy(update=same)
         or hashlib.sha256(text.encode()).hexdigest() != after.sha256
+        or _beside(before) != _beside(after)
     ):
         raise EditError("it would not say what it should")
+
+
+def _beside(loaded: LoadedPolicy) -> tuple[frozenset[Grant], object, object]:
+    """Return what a policy allows beside names."""
+    found = revision(loaded)
+    settings = {key: value for key, value in found.settings.items() if not key.startswith("egress.allow.")}
+    return frozenset(grant for grant in found.grants if grant[0] != REACH), found.amounts, settings

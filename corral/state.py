@@ -53,13 +53,20 @@ def remember_project(paths: StatePaths, project: Path) -> None:
     """Note which directory a sandbox belongs to, for the day its policy does not tell any more.
 
     Raises:
-        CorralError: the disk refuses.
+        CorralError: the disk refuses, or it is another directory's.
     """
     _own_directory(paths.root)
     file, content = paths.root / PROJECT, os.fsencode(project)
     partial = file.with_name(PROJECT + ".new")
     try:
-        if not file.is_file() or file.read_bytes() != content:
+        known = file.read_bytes() if file.is_file() else b""
+        if known and known != content:
+            # An id has 32 bits of a hash: a name can be sought whose id is another project's.
+            raise CorralError(
+                f"{paths.root} belongs to the sandbox of {os.fsdecode(known)}",
+                "give the policy another name; when that directory was moved here: corral uninstall --purge",
+            )
+        if not known:
             partial.write_bytes(content)
             partial.replace(file)
     except OSError as error:

@@ -378,14 +378,30 @@ class _Reading:
             found.append(path)
         self.ca_certificates = tuple(found)
 
-    def writable(self, tree: Mapping[str, Any], path: str) -> str | None:
-        """Return the directory an agent can write that ``path`` lies in."""
+    def _writable_places(self, tree: Mapping[str, Any]) -> list[str]:
         mounts = tree.get("mounts")
         project = mounts.get("project", "rw") if isinstance(mounts, dict) else "rw"
         places = [*map(str, self.rw)]
         if tree.get("mode", "run") != "daemon" and project != "ro":
             places.append(self.project)
-        return next((place for place in places if is_within(path, place)), None)
+        return places
+
+    def writable(self, tree: Mapping[str, Any], path: str) -> str | None:
+        """Return the directory an agent can write that ``path`` lies in."""
+        return next((place for place in self._writable_places(tree) if is_within(path, place)), None)
+
+    def _named(self, tree: Mapping[str, Any], word: str) -> str | None:
+        """Return the directory an agent can write that an argument names, as a path or within a text."""
+        for text in (word, word.partition("=")[2]):
+            expanded = expand(text, self.home)
+            inside = (
+                None
+                if isinstance(expanded, Refusal)
+                else self.writable(tree, self.guard.probe.resolve(expanded))
+            )
+            if inside is not None:
+                return inside
+        return next((place for place in self._writable_places(tree) if place in word), None)
 
     def check_hooks(self, tree: Mapping[str, Any]) -> None:
         """Resolve the program of a hook: it runs on this host, so no agent may have written it."""
@@ -404,6 +420,13 @@ class _Reading:
         inside = self.writable(tree, path)
         if inside is not None:
             self.add(at, f"lies in {inside}, where the agent could replace it", "move it elsewhere")
+        for index, word in enumerate(words[1:], 1):
+            inside = self._named(tree, word or "")
+            if inside is not None:
+                what = f"leads into {inside}, and what is there the agent can replace"
+                self.add(
+                    ("hooks", "pre_launch", index), what, "keep it elsewhere; the hook knows CORRAL_PROJECT"
+                )
         self.pre_launch = (path, *(word or "" for word in words[1:]))
 
     def check_approvals(self, tree: Mapping[str, Any]) -> None:

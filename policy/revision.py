@@ -54,6 +54,7 @@ _HANDLED: dict[str, frozenset[str] | None] = {
     "protect": None,
     "keep": None,
 }
+_PART = re.compile(r"[\w-]+")
 _USERINFO = re.compile(r"//[^/\s@]*@")
 
 
@@ -204,7 +205,8 @@ def _settings(dump: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
         for part, item in value.items():
-            yield from _leaves(f"{key}.{part}", item)
+            # A part with a dot in it is not two parts.
+            yield from _leaves(f"{key}.{part if _PART.fullmatch(part) else _json(part)}", item)
     elif value == {} and key.count(".") < 2:
         # A section that is there and empty says nothing; deeper it is a value of a harness's own.
         return

@@ -15,6 +15,7 @@ from corral.cli import main
 from corral.context import Invocation
 from corral.session import User
 from policy.errors import PolicyError
+from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 from policy.revision import revision
 from tests.unit.corral.conftest import POLICY
@@ -44,14 +45,14 @@ class Desk:
             accepted=accepted,
             ask=None if answer is None else ask,
             tell=self.told.append,
-            record=lambda found: approval.write(self.paths, found, loaded.project),
+            record=lambda found: approval.write(self.paths, found, loaded),
         )
 
     def refuses(self, loaded: LoadedPolicy, **how: bool | str) -> PolicyError:
-        before = approval.read(self.paths)
+        before = approval.read(self.paths, loaded)
         with pytest.raises(PolicyError) as caught:
             self.use(loaded, **how)  # type: ignore[arg-type]
-        assert approval.read(self.paths) == before
+        assert approval.read(self.paths, loaded) == before
         assert caught.value.exit_code == 2
         return caught.value
 
@@ -75,7 +76,7 @@ def test_the_hash_of_this_very_policy_approves_it(desk: Desk, loaded_of: Load) -
     loaded = loaded_of()
     desk.use(loaded, accepted="sha256:" + revision(loaded).sha256)
     desk.use(loaded)
-    assert approval.read(desk.paths) == revision(loaded)
+    assert approval.read(desk.paths, loaded) == revision(loaded)
     assert not desk.told
 
 
@@ -113,7 +114,7 @@ def test_allowing_less_passes_with_a_notice_and_getting_it_back_is_asked(desk: D
     narrow = loaded_of(NARROWER)
     desk.use(narrow)
     assert desk.told == ["the policy allows less than before:", "  - reach api.example.com:443"]
-    assert approval.read(desk.paths) == revision(narrow)
+    assert approval.read(desk.paths, narrow) == revision(narrow)
     desk.refuses(loaded_of())
 
 
@@ -252,3 +253,25 @@ def test_the_schema_is_printed_without_a_policy(project: Path, capsys: pytest.Ca
     (project / "corral.yaml").unlink()
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "corral.yaml"
+
+
+def test_another_name_or_directory_has_no_part_in_what_was_approved(desk: Desk, loaded_of: Load) -> None:
+    loaded = loaded_of()
+    desk.use(loaded, answer=True)
+    other = loaded.policy.model_copy(update={"name": "other"})
+    for stranger in (replace(loaded, policy=other), replace(loaded, project=loaded.project / "below")):
+        # Even with the very same id, which is short: its record is not theirs.
+        assert approval.read(desk.paths, stranger) is None
+
+
+def test_a_name_that_was_given_up_is_not_approved_when_it_comes_back(
+    invocation: Invocation, loaded_of: Load
+) -> None:
+    first, second = loaded_of(), loaded_of(POLICY.replace("name: demo", "name: other"))
+    paths = {loaded.sandbox.id: StatePaths(invocation.data / loaded.sandbox.id) for loaded in (first, second)}
+    assert len(paths) == 2
+    approval.write(paths[first.sandbox.id], revision(first), first)
+    assert not approval.pending(first, paths[first.sandbox.id]).widens
+    approval.write(paths[second.sandbox.id], revision(second), second)
+    assert not approval.pending(second, paths[second.sandbox.id]).widens
+    assert approval.pending(first, paths[first.sandbox.id]).widens

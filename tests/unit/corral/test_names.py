@@ -96,7 +96,7 @@ def test_what_is_saved_is_approved_if_what_was_there_was(
     running(enforcer, invocation)
     before = invocation.loaded
     if approved:
-        approval.write(invocation.paths, revision(before), before.project)
+        approval.write(invocation.paths, revision(before), before)
     else:
         (invocation.paths.root / approval.FILE).unlink(missing_ok=True)
     allow(invocation, keep=True)

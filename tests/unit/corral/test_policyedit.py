@@ -10,6 +10,7 @@ from corral import policyedit
 from corral.policyedit import reach, save
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy, load
+from policy.revision import revision
 
 POLICY = """\
 profile: opencode
@@ -83,6 +84,31 @@ def test_an_edit_that_would_say_something_else_is_not_made(
         save(policy, "b.example.com", (443,), again)
     assert "yourself: - b.example.com" in (caught.value.hint or "")
     assert policy.path.read_text() == POLICY
+
+
+@pytest.mark.parametrize("when", ["after it was read", "after it took its place"])
+def test_what_an_agent_writes_meanwhile_is_not_what_was_saved(
+    policy: LoadedPolicy, again: Again, when: str
+) -> None:
+    told: list[LoadedPolicy] = []
+
+    def quick(path: Path) -> LoadedPolicy:
+        made = again(path)
+        if path.name.endswith(".new") and when == "after it was read":
+            path.write_text(path.read_text() + "    - evil.example.com\n")
+        return made
+
+    def saved(_before: LoadedPolicy, after: LoadedPolicy) -> None:
+        told.append(after)
+
+    made = save(policy, "b.example.com", (443,), quick, saved=saved)
+    if when == "after it took its place":
+        policy.path.write_text(policy.path.read_text() + "    - evil.example.com\n")
+    assert told == [made]
+    assert made.path == policy.path
+    assert set(reach(made.declaration)) == {"a.example.com", "b.example.com"}
+    # What the file says by now is a policy of its own, and nobody has approved it.
+    assert revision(again(policy.path)) != revision(made)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")

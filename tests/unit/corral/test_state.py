@@ -110,9 +110,10 @@ def test_the_sandboxes_of_a_directory_are_found_by_what_they_remember(tmp_path: 
     state.remember_project(StatePaths(data / "far-0123abce"), tmp_path / "far")
     state.remember_project(StatePaths(data / "no sandbox"), project)
     assert state.sandboxes_of(data, project) == ["demo-0123abcd", "other-01234567"]
-    # A sandbox's directory is where its policy was last.
-    state.remember_project(StatePaths(data / "demo-0123abcd"), tmp_path / "far")
-    assert state.sandboxes_of(data, project) == ["other-01234567"]
+    # An id is short: state that is another directory's is never taken over.
+    with pytest.raises(CorralError, match="belongs to the sandbox of"):
+        state.remember_project(StatePaths(data / "demo-0123abcd"), tmp_path / "far")
+    assert state.sandboxes_of(data, project) == ["demo-0123abcd", "other-01234567"]
 
 
 def test_mount_points_in_the_home_are_made_before_docker_makes_them_as_root(

@@ -231,6 +231,14 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
             "where the agent could replace",
         ),
         (
+            "profile: opencode\nhooks: {pre_launch: [/bin/sh, ~/Projects/demo/run.sh]}\n",
+            "hooks.pre_launch[1]: leads into",
+        ),
+        (
+            "profile: opencode\nhooks: {pre_launch: [/bin/sh, --file=~/Projects/demo/run.sh]}\n",
+            "hooks.pre_launch[1]: leads into",
+        ),
+        (
             "profile: opencode\nbuild: {ca_certificates: [~/Projects/demo/corral.yaml]}\n",
             "build.ca_certificates[0]: lies in",
         ),

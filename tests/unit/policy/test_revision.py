@@ -233,6 +233,23 @@ def test_all_of_a_long_value_is_shown_and_nothing_invisible() -> None:
     assert change.text.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"permission": {"bash": "deny"}}, {"permission.bash": "deny"}),
+        ({"permission": {"bash": "deny"}}, {"permission": {"bash": "allow"}, "permission.bash": "deny"}),
+        ({"a": {"b.c": 1}}, {"a": {"b": {"c": 1}}}),
+        ({"a": {'"b"': 1}}, {"a": {"b": 1}}),
+    ],
+)
+def test_a_dot_in_a_key_makes_no_two_configurations_one(first: Raw, second: Raw) -> None:
+    one, other = (
+        revision(loaded({"profile_options": {"opencode": {"config": config}}})) for config in (first, second)
+    )
+    assert one.sha256 != other.sha256
+    assert widens(compare(one, other, MACHINE))
+
+
 def test_every_key_of_the_schema_has_a_part_in_the_revision() -> None:
     """A key that is added later counts as a setting: whoever adds one sees it here and decides."""
     base = {"profile": "opencode"}
