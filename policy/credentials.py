@@ -273,6 +273,7 @@ EXECUTED = (
     Place(".config/environment.d", "environment of the session"),
     Place(".pam_environment", "environment of the session"),
     Place(".config/systemd", "systemd user units"),
+    Place(".config/docker", "what your own Docker is started with"),
     Place(".local/share/systemd", "systemd user units"),
     Place(".config/autostart", "programs started at login"),
     Place(".config/plasma-workspace", "programs started at login"),

@@ -187,7 +187,12 @@ def guard(
     home: Path, environ: Mapping[str, str], probe: Probe | None = None, own: Iterable[str] | None = None
 ) -> Guard:
     """Return what refuses single paths for this user; see ``load``."""
-    programs = (*_own_programs(), *docker_roots(DAEMON)) if own is None else own
+    if own is None:
+        base = environ.get("XDG_CONFIG_HOME", "")
+        rootless = (Path(base) if base.startswith("/") else home / ".config") / "docker" / DAEMON.name
+        programs: Iterable[str] = (*_own_programs(), *docker_roots(DAEMON), *docker_roots(rootless))
+    else:
+        programs = own
     return Guard(str(home), environ, probe or RealProbe(), programs)
 
 

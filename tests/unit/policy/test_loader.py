@@ -12,7 +12,7 @@ import pytest
 from policy.container import Mount
 from policy.errors import PolicyError
 from policy.identity import sandbox_for
-from policy.loader import MAX_SIZE, docker_roots, find, load
+from policy.loader import MAX_SIZE, docker_roots, find, guard, load
 
 if TYPE_CHECKING:
     from conftest import FakeProbe, Workspace
@@ -427,3 +427,15 @@ def test_a_root_of_docker_that_was_moved_is_found(tmp_path: Path) -> None:
         assert docker_roots(file) == ()
     file.write_text('{"data-root": "/data/docker", "exec-root": "/data/exec"}')
     assert docker_roots(file) == ("/data/docker", "/data/exec")
+
+
+@pytest.mark.parametrize("base", ["", "elsewhere"])
+def test_where_the_users_own_docker_keeps_its_files_is_refused_too(tmp_path: Path, base: str) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / base)} if base else {}
+    file = tmp_path / (base or ".config") / "docker" / "daemon.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"data-root": str(tmp_path / "layers")}))
+    refuses = guard(tmp_path, environ)
+    for path in (file.parent, tmp_path / "layers", tmp_path / "layers" / "overlay2"):
+        assert refuses.refuse(str(path)) is not None, path
+    assert refuses.refuse(str(tmp_path / "notes")) is None
