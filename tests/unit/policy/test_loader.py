@@ -435,6 +435,8 @@ def test_where_the_users_own_docker_keeps_its_files_is_refused_too(tmp_path: Pat
     file = tmp_path / (base or ".config") / "docker" / "daemon.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"data-root": str(tmp_path / "layers")}))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "layers" / "overlay2").mkdir(parents=True)
     refuses = guard(tmp_path, environ)
     for path in (file.parent, tmp_path / "layers", tmp_path / "layers" / "overlay2"):
         assert refuses.refuse(str(path)) is not None, path
