@@ -154,8 +154,16 @@ def a_second_pass_writes_nothing(world: World) -> None:
     assert service is not None
     world.loop.create_task(service.tracker.reconcile())
     world.run(0.5)
-    writes, files = len(world.kernel.writes), world.faults.places["hosts"]
+    before, writes, files = _moved(world), len(world.kernel.writes), world.faults.places["hosts"]
     world.loop.create_task(service.tracker.reconcile())
     world.run(0.5)
+    if _moved(world) != before:
+        # The time of an address was over in this very moment, and it went: a pass with a reason of its own.
+        a_second_pass_writes_nothing(world)
+        return
     assert world.kernel.writes[writes:] == []
     assert world.faults.places["hosts"] == files
+
+
+def _moved(world: World) -> int:
+    return -1 if world.service is None else world.service.names.state.generation
