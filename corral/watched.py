@@ -124,7 +124,7 @@ def hook_directories(tree: str) -> list[str]:
         found.append(f"{directory}/hooks")
         entry = _read(f"{directory}/config")
         text = (entry.content or b"").decode("utf-8", "replace") if entry is not None else ""
-        for value in gitconfig.executing(text).get("core.hookspath", ()):
+        for value in gitconfig.suspect(text).get("core.hookspath", ()):
             path = os.path.normpath(os.path.join(tree, value))  # noqa: PTH118 - text in, text out
             if is_within(path, tree) and path != tree and kind(path) == stat.S_IFDIR:
                 found.append(path)
@@ -213,7 +213,7 @@ def _digest(data: bytes) -> str:
 
 
 def compare(before: Snapshot, after: Snapshot, search: Iterable[str]) -> list[Finding]:
-    """Return what a session changed, by path. Of a Git configuration only keys that execute count."""
+    """Return what a session changed, by path. Of a Git configuration only keys count that are not harmless."""
     programs = {os.path.normpath(part) for part in search if part.startswith("/")}
     found = []
     for path in sorted(before.keys() | after.keys()):
@@ -225,7 +225,9 @@ def compare(before: Snapshot, after: Snapshot, search: Iterable[str]) -> list[Fi
         if name.name in GIT_CONFIGURATION and plain and all(_regular(entry) for entry in (old, new)):
             lines = gitconfig.differences(_text(old), _text(new))
             if lines:
-                found.append(Finding(path, "keys that Git executes", old, tuple(map(shown, lines))))
+                found.append(
+                    Finding(path, "keys that may make Git run something", old, tuple(map(shown, lines)))
+                )
         elif str(name.parent) in programs:
             if new is not None and new.executable:
                 found.append(Finding(path, "a program in a directory of your PATH", old))

@@ -158,7 +158,7 @@ def test_each_file_the_host_obeys_is_told_of_and_put_back(session: Session, proj
 
 def test_a_key_that_git_executes_is_told_and_put_back(session: Session, git: Path) -> None:
     told = session(lambda: (git / "config").write_text(CONFIG + "\tfsmonitor = ./evil\n[alias]\n\tst = !x\n"))
-    assert f"{git}/config: keys that Git executes" in told
+    assert f"{git}/config: keys that may make Git run something" in told
     assert "+ alias.st = !x" in told
     assert "+ core.fsmonitor = ./evil" in told
     assert session.revert() == [f"{git}/config: as before"]
