@@ -34,6 +34,7 @@ HARMLESS = (
 )
 _HARMLESS = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS), re.DOTALL)
 _UPSTREAM = re.compile(r"branch\..*\.remote", re.DOTALL)
+_INCLUDES = re.compile(r"include\.path|includeif\..*\.path", re.DOTALL)
 # Anything else may be an address or a path.
 _REMOTE_NAME = re.compile(r"\.|[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -55,6 +56,11 @@ def harmless(key: str, value: str) -> bool:
     if _UPSTREAM.fullmatch(key):
         return bool(_REMOTE_NAME.fullmatch(value))
     return bool(_HARMLESS.fullmatch(key))
+
+
+def includes(key: str) -> bool:
+    """Return whether a key names a file that Git reads as further configuration."""
+    return bool(_INCLUDES.fullmatch(key))
 
 
 def differences(before: str, after: str) -> list[str]:
