@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from corral.looking import real, text_of
+
+# Bytes: more is no path.
+MAX_TEXT = 65536
 
 
 def missing(directories: Iterable[Path], mounted: Sequence[Path]) -> list[tuple[Path, Path]]:
@@ -35,25 +39,24 @@ def _outside(tree: Path) -> Path | None:
     """Return the directory that a working tree's ``.git`` leads to, None when it is an ordinary one."""
     entry = tree / ".git"
     try:
-        if entry.is_file():
-            text = entry.read_text(encoding="utf-8", errors="surrogateescape")
-            kind, _, path = text.partition(":")
-            if kind != "gitdir" or not path.strip():
-                return None
-            return _common(_real(tree / path.strip()))
-        return _real(entry) if entry.is_symlink() else None
+        if not entry.is_symlink() and not entry.is_file():
+            return None
+        place = _real(entry)
+        if place.is_dir():
+            return place
+        kind, _, path = (text_of(place, MAX_TEXT) or "").partition(":")
+        if kind != "gitdir" or not path.strip():
+            return None
+        return _common(_real(tree / path.strip()))
     except (OSError, ValueError):
         return None
 
 
 def _common(directory: Path) -> Path:
     """Return the repository's own directory; that of a linked worktree is a part of it."""
-    try:
-        text = (directory / "commondir").read_text(encoding="utf-8", errors="surrogateescape").strip()
-    except OSError:
-        return directory
-    return _real(directory / text)
+    text = text_of(directory / "commondir", MAX_TEXT)
+    return directory if text is None else _real(directory / text.strip())
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+    return Path(real(str(path)))

@@ -167,7 +167,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     keep = loaded.policy.keep and request.purpose != "verify"
     made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session, keep=keep)
     with _undone(invocation, made):
-        protected = protect.read_only(loaded)
+        protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         secrets = delivered(loaded, prepared.secrets)
         with (

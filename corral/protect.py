@@ -27,6 +27,8 @@ from policy.revision import shown
 
 RECORDS = "changed"
 KEPT = 20
+# Paths in a report.
+TOLD = 200
 
 
 def trees(loaded: LoadedPolicy) -> list[str]:
@@ -36,22 +38,23 @@ def trees(loaded: LoadedPolicy) -> list[str]:
     return watched.writable((Path(mount.source), mount.read_only) for mount in loaded.mounts)
 
 
-def read_only(loaded: LoadedPolicy) -> tuple[Mount, ...]:
-    """Return the mounts that close directories of hooks; a missing one is made, else an agent would."""
-    for tree in trees(loaded):
-        for directory in watched.hook_directories(tree):
-            _make(directory)
-    return closed(loaded)
+def read_only(loaded: LoadedPolicy, environ: Mapping[str, str]) -> tuple[Mount, ...]:
+    """Return the mounts that close directories of hooks; a missing one is made, else an agent would.
+
+    Args:
+        loaded: names the mounts.
+        environ: the user's, who may have told Git of another place for hooks.
+    """
+    for directory in watched.hook_directories(trees(loaded), environ):
+        _make(directory)
+    return closed(loaded, environ)
 
 
-def closed(loaded: LoadedPolicy) -> tuple[Mount, ...]:
+def closed(loaded: LoadedPolicy, environ: Mapping[str, str]) -> tuple[Mount, ...]:
     """Return the mounts that close the directories of hooks that there are."""
-    directories = {directory for tree in trees(loaded) for directory in watched.hook_directories(tree)}
-    # What is something else than a directory is for the report. What contains another comes first.
+    # What contains another comes first.
     return tuple(
-        Mount(directory, directory, read_only=True)
-        for directory in sorted(directories)
-        if watched.kind(directory) == stat.S_IFDIR
+        Mount(directory, directory, read_only=True) for directory in watched.closable(trees(loaded), environ)
     )
 
 
@@ -75,22 +78,47 @@ def reported(
 ) -> Iterator[None]:
     """Say after the block what it did to files that this host executes, however it ended."""
     places, search = trees(loaded), environ.get("PATH", "").split(os.pathsep)
-    before = watched.snapshot(places, search)
+    before = watched.snapshot(places, search, environ)
     try:
         yield
     finally:
-        findings = watched.compare(before, watched.snapshot(places, search), search)
-        if findings:
+        try:
+            findings = watched.compare(before, watched.snapshot(places, search, environ), search)
+        except Exception as error:
+            # Whatever an agent made of it: what there was before is kept.
+            findings = [
+                Finding(path, "as it was before the session", entry)
+                for path, entry in sorted(before.found.items())
+                if entry is not None and entry.content is not None
+            ]
             _remember(paths, session, findings)
-            warn(report(findings, session))
+            warn(unknown(error, session))
+        else:
+            if findings:
+                _remember(paths, session, [finding for finding in findings if not finding.told_only])
+                warn(report(findings, session))
+
+
+def unknown(error: Exception, session: str) -> list[str]:
+    """Return what the user reads when nobody can say what changed."""
+    return [
+        "what the session changed of the files that this host executes could not be found out "
+        f"({shown(f'{type(error).__name__}: {error}')}); look at them before you use the directory",
+        f"  to put back what there was of them before: corral revert {session}",
+    ]
 
 
 def report(findings: Iterable[Finding], session: str) -> list[str]:
     """Return what the user reads."""
     lines = ["the session changed what this host executes; look at it before you use the directory:"]
-    for finding in findings:
+    found = list(findings)
+    for finding in found[:TOLD]:
         lines.append(f"  {shown(finding.path)}: {finding.what}")
         lines += [f"    {line}" for line in finding.lines]
+    if len(found) > TOLD:
+        lines.append(f"  ... and {len(found) - TOLD} more")
+    if all(finding.told_only for finding in found):
+        return lines
     return [*lines, f"  to put all of it back as it was: corral revert {session}"]
 
 

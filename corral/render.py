@@ -37,7 +37,7 @@ def rendered(invocation: Invocation) -> dict[str, Any]:
     loaded, user = invocation.loaded, invocation.user
     spec, _ = inputs(invocation, loaded)
     context = files(spec)
-    protected = protect.closed(loaded)
+    protected = protect.closed(loaded, user.environ)
     paths = invocation.read_paths
     session = SessionSpec(
         sandbox=loaded.sandbox,

@@ -66,9 +66,11 @@ def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[None]:
                 listener.shutdown(socket.SHUT_RDWR)
             thread.join(PATIENCE + 1)
     finally:
-        listener.close()
-        _unlink(folder)
-        os.close(folder)
+        try:
+            listener.close()
+            _unlink(folder)
+        finally:
+            os.close(folder)
 
 
 def _serve(listener: socket.socket, folder: int, answer: bytes) -> None:
@@ -88,5 +90,6 @@ def _uid(visitor: socket.socket) -> int:
 
 
 def _unlink(folder: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    # Once it is answered the name is the agent's, who may have put a directory there.
+    with contextlib.suppress(OSError):
         os.unlink(NAME, dir_fd=folder)

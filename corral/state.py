@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from corral import oserrors
+from corral import oserrors, trees
 from policy.container import HOME, Mount
 from policy.errors import CorralError
 from policy.identity import SANDBOX_ID, StatePaths
@@ -123,7 +121,7 @@ def create_session(paths: StatePaths, session: str, mounts: Iterable[Mount]) -> 
 
 def remove_session(paths: StatePaths, session: str) -> None:
     """Remove the directory of a session; what cannot be removed stays for the next ``down``."""
-    _remove(paths.session(session))
+    trees.remove(paths.session(session))
 
 
 def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
@@ -132,23 +130,9 @@ def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
     with contextlib.suppress(FileNotFoundError):
         for directory in (paths.root / "sessions").iterdir():
             if directory.name not in keep:
-                _remove(directory)
+                trees.remove(directory)
                 count += 1
     return count
-
-
-def _remove(tree: Path) -> None:
-    """Remove what an agent may have filled, directories that it closed included. Nobody writes there now."""
-    shutil.rmtree(tree, ignore_errors=True)
-    if not tree.exists():
-        return
-    with contextlib.suppress(OSError):
-        for top, folders, _ in os.walk(tree):
-            for name in folders:
-                path = Path(top, name)
-                if stat.S_ISDIR(path.lstat().st_mode):
-                    path.chmod(0o700)
-    shutil.rmtree(tree, ignore_errors=True)
 
 
 def _mount_point(

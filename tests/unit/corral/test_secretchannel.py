@@ -125,3 +125,11 @@ def test_a_session_s_container_knows_where_to_ask_and_nothing_more(
         monkeypatch.chdir(home)  # the path of a socket is short
         assert channel.receive(NAME) == {"API_KEY": "s3cr3t"}
         assert not any("s3cr3t" in path.read_text() for path in home.parent.rglob("*") if path.is_file())
+
+
+def test_a_directory_in_its_place_afterwards_is_no_error(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with offered(tmp_path, SECRETS):
+        assert channel.receive(str(tmp_path / NAME)) == SECRETS
+        (tmp_path / NAME).mkdir()
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -161,3 +161,21 @@ def test_a_home_that_the_agent_closed_is_removed(paths: StatePaths, tmp_path: Pa
     state.remove_session(paths, "0a1b2c3d")
     assert not paths.session("0a1b2c3d").exists()
     assert stat.S_IMODE(outside.stat().st_mode) == 0o755
+
+
+def test_a_home_of_any_depth_is_removed(paths: StatePaths, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    home = state.create_session(paths, "0a1b2c3d", ()) / "home"
+    current = os.open(home, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("directory", dir_fd=current)
+        os.symlink(outside, "link", dir_fd=current)
+        below = os.open("directory", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = below
+    os.close(current)
+    state.remove_session(paths, "0a1b2c3d")
+    assert not paths.session("0a1b2c3d").exists()
+    assert (outside / "file").exists()
