@@ -95,7 +95,8 @@ class Project:
                     raise AssertionError(f"ended early: {process.communicate()[0]}")
                 return self.exists(marker)
 
-            self.box.wait_for(there, timeout=60)
+            # The first start in a new box builds the image.
+            self.box.wait_for(there, timeout=300)
         return process
 
     @property
