@@ -69,10 +69,14 @@ class Counter:
             self.failed.append(f"{item.nodeid} (its clean-up)")
         if report.when != "call" and not (report.when == "setup" and report.outcome != "passed"):
             return
-        self.outcomes[report.outcome] = self.outcomes.get(report.outcome, 0) + 1
+        expected = getattr(report, "wasxfail", None) if report.skipped else None
+        outcome = report.outcome if expected is None else "xfailed"
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         if report.failed:
             self.failed.append(item.nodeid)
-        if report.skipped:
+        if expected is not None:
+            self.skipped[item.nodeid] = f"known to fail: {str(expected).removeprefix('reason: ')}"
+        elif report.skipped:
             told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self.skipped[item.nodeid] = told.removeprefix("Skipped: ")
         for mark in item.iter_markers("fault"):

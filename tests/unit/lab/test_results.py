@@ -76,6 +76,15 @@ def test_unknown_engines_are_refused() -> None:
     assert caught.value.code == 2
 
 
+def test_what_is_known_to_fail_is_neither_passed_nor_just_left_out() -> None:
+    counter = results.Counter()
+    seen = report("call", "skipped")
+    seen.wasxfail = "reason: a hole"
+    counter.note(item("known"), seen)
+    assert counter.outcomes == {"xfailed": 1}
+    assert counter.skipped == {"known": "known to fail: a hole"}
+
+
 def test_what_the_lanes_counted_adds_up() -> None:
     parts = []
     for nodeid, outcome in (("a.py::one", "passed"), ("b.py::two", "failed"), ("b.py::three", "passed")):
