@@ -24,6 +24,7 @@ internet of its own ([testing.md](testing.md)).
 
 """
 COLUMNS = (
+    "box",
     "engine",
     "system",
     "iptables",
@@ -62,11 +63,11 @@ of them only; no test was ever run there.
 """
 
 
-def row(told: Mapping[str, Any]) -> tuple[str, ...]:
+def row(name: str, told: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of one engine's row."""
     outcomes = told.get("outcomes", {})
     tested = f"{told['date']}, `{str(told['commit'])[:12]}`"
-    facts = [str(told.get(name, "")) for name in COLUMNS[:6]]
+    facts = [name, *(str(told.get(column, "")) for column in COLUMNS[1:7])]
     counts = [str(outcomes.get("passed", 0)), str(outcomes.get("failed", 0))]
     counts.append(str(outcomes.get("skipped", 0) + outcomes.get("xfailed", 0)))
     return (*facts, *counts, tested)
@@ -94,7 +95,7 @@ def failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page. ``results``: engine name -> its result file, in the order of the table."""
     table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    table += [f"| {' | '.join(row(told))} |" for told in results.values()]
+    table += [f"| {' | '.join(row(name, told))} |" for name, told in results.items()]
     parts = [INTRODUCTION + "\n".join(table) + "\n"]
     for title, lines in (("Failed", failures(results)), ("Left out, and why", left_out(results))):
         if lines:

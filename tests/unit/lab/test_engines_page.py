@@ -25,7 +25,7 @@ RESULT: dict[str, Any] = {
 def test_a_row_has_the_versions_the_counts_and_the_commit() -> None:
     page = engines_page.render({"sid": RESULT})
     assert (
-        "| Docker Engine 1 | Debian | nft | 1 | 6 | unified | 7 | 1 | 2 | 2000-01-01, `0123456789ab` |"
+        "| sid | Docker Engine 1 | Debian | nft | 1 | 6 | unified | 7 | 1 | 2 | 2000-01-01, `0123456789ab` |"
         in page
     )
 
