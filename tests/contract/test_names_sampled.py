@@ -24,8 +24,8 @@ from enforcer.writerclient import WriterClient
 from policy.errors import EnforcerError
 from policy.identity import StatePaths
 from tests.ipsetdump import Dump
-from tests.unit.enforcer.test_service import GATEWAY, SANDBOX, UID
-from tests.unit.enforcer.test_service import World as Bench
+from tests.unit.enforcer.servicebench import GATEWAY, SANDBOX, UID
+from tests.unit.enforcer.servicebench import World as Bench
 
 from .conftest import World, chained
 

@@ -15,7 +15,7 @@ from enforcer.pinmodel import Answer, Failure
 from enforcer.sessions import Session
 from policy.errors import EnforcerError, NotReadyError
 
-from .test_service import PIN, SANDBOX, World, ask, eventually, play
+from .servicebench import PIN, SANDBOX, World, ask, eventually, play
 
 __all__ = ["play"]
 NEW, ADDED = "new.example.com", ("172.16.0.2", "tcp", 443, "93.184.216.40")

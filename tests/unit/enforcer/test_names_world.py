@@ -20,7 +20,7 @@ from enforcer.pinmodel import Answer, Failure, NameState
 from enforcer.pins import Subscribe, Tick, Wish
 from enforcer.resolver import Server
 
-from .test_service import PIN, World, ask, eventually, play
+from .servicebench import PIN, World, ask, eventually, play
 
 __all__ = ["play"]
 A, B = "93.184.216.34", "93.184.216.35"

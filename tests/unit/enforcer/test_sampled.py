@@ -11,7 +11,7 @@ from enforcer import service as service_module
 from enforcer.pinmodel import Answer, Failure
 from policy.identity import StatePaths
 
-from .test_service import SANDBOX, World, ask, play
+from .servicebench import SANDBOX, World, ask, play
 
 __all__ = ["play"]
 NAME = "api.example.com"

@@ -14,8 +14,8 @@ from enforcer.client import Client
 from enforcer.metrics import CONTENT_TYPE
 from policy.errors import EnforcerError
 
+from .servicebench import PIN, SANDBOX, World, ask, eventually, play
 from .test_metrics import parsed
-from .test_service import PIN, SANDBOX, World, ask, eventually, play
 
 __all__ = ["play"]
 SOURCE = "172.16.0.2"
