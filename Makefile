@@ -31,7 +31,7 @@ test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit tests/contract
 
 test-all: $(STAMP)
-	$(BIN)/python -m tests.results $(ENGINES)
+	CORRAL_FUZZ=100000 CORRAL_FUZZ_INPUTS=100000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m tests.results $(ENGINES)
 
 test-smoke: $(STAMP)
 	CORRAL_LAB_ENGINE=$(or $(ENGINE),bookworm) $(BIN)/python -m pytest -m smoke --durations=10 tests/system

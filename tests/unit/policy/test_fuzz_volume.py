@@ -1,6 +1,6 @@
 """Many damaged policies, cheaply: what is accepted is read again by other means and must be harmless.
 
-A few hundred with every test run; ``make fuzz`` makes 100,000 (CORRAL_FUZZ, and CORRAL_FUZZ_SEED to repeat one).
+A few hundred with every test run; ``make fuzz`` and ``make test-all`` make 100,000 (CORRAL_FUZZ, and CORRAL_FUZZ_SEED to repeat one).
 """
 
 from __future__ import annotations
