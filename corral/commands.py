@@ -224,9 +224,11 @@ def run(
 ) -> None:
     """Run the agent in the sandbox; its exit code is corral's.
 
-    Examples: corral run
-              corral run -- opencode run "explain this project"
-              echo "fix the tests" | corral run -- opencode run
+    \b
+    Examples:
+      corral run
+      corral run -- opencode run "explain this project"
+      echo "fix the tests" | corral run -- opencode run
     """
 
     def action() -> int:
@@ -264,8 +266,10 @@ def verify(
 ) -> None:
     """Prove the policy from inside a container and from the kernel's side; exit 1 when anything is off.
 
-    Examples: corral verify
-              corral verify --explain no-sudo
+    \b
+    Examples:
+      corral verify
+      corral verify --explain no-sudo
     """
 
     def action() -> int:

@@ -107,7 +107,7 @@ def _forget(directory: Path, days: float = 1) -> None:
 
 def sources(project: Path) -> Iterable[Path]:
     """Every file that goes into the wheel."""
-    rooms = ("policy", "enforcer", "agent_image", "corral", "systemd")
+    rooms = ("policy", "enforcer", "agent_image", "corral", "systemd", "docs/man")
     files = [path for room in rooms for path in sorted((project / room).rglob("*")) if path.is_file()]
     yield from (path for path in files if "__pycache__" not in path.parts)
     yield from (project / name for name in _METADATA)
