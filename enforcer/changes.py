@@ -30,8 +30,11 @@ class Kernel(Protocol):
     """What the service knows about what it wrote."""
 
     held: Held | None
-    satisfied: frozenset[str]
     applied: int
+
+    @property
+    def satisfied(self) -> frozenset[str]:
+        """The containers that have all that was wanted for them when the kernel was last written."""
 
     async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until a condition holds, looking whenever something moved; False: not in time."""

@@ -138,10 +138,6 @@ class Names:
                 log.error("%s: %s", self._resolv_conf, error)
             self._resolv_error = str(error)
 
-    def untried(self) -> dict[str, frozenset[str]]:
-        """Return container id -> names that were not asked since it was seen."""
-        return {ident: self.pending(ident) for ident in self.state.containers}
-
     def pending(self, container: str) -> frozenset[str]:
         """Return the names of a container that were not asked since it was seen."""
         return frozenset(pins.readiness(self.state, container).pending)
