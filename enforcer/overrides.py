@@ -93,6 +93,20 @@ class Overrides:
         granted = {name: ports for name, ports in self.granted.items() if name != host}
         return replace(self, granted=granted, denied=self.denied | ({host} if declared else set()))
 
+    def opens(self, before: Overrides, declaration: Declaration) -> bool:
+        """Tell whether this lets a container reach anything that ``before`` does not, or for longer."""
+
+        def reach(overrides: Overrides) -> dict[tuple[str, int], float]:
+            forever = float("inf")
+            found = {(n.host, port): forever for n in overrides.names(declaration) for port in n.ports}
+            for host, port in found:
+                until = overrides.ends(host, declaration).get(port)
+                found[host, port] = forever if until is None else until
+            return found
+
+        old = reach(before)
+        return any(until > old.get(key, 0.0) for key, until in reach(self).items())
+
     def at(self, now: float) -> Overrides:
         """Return this without what has ended; itself when nothing has."""
         left = {
@@ -204,10 +218,21 @@ class Store:
         except OSError as error:
             raise EnforcerError(f"cannot write {path}: {error.strerror}") from error
 
+    def spoil(self, container: str) -> str:
+        """Empty a container's file, which needs no space; return what a restart makes of it, as text."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path(container).open("w") as stream:
+                os.fsync(stream.fileno())
+        except OSError as error:
+            return f"a restart of the enforcer may bring back what was closed ({error.strerror})"
+        return "after a restart of the enforcer the session reaches nothing, unless it could be saved before"
+
     def drop(self, container: str) -> None:
         """Forget a container that is no more."""
         if _IDENT.fullmatch(container):
             self._path(container).unlink(missing_ok=True)
+            self._path(container).with_suffix(".new").unlink(missing_ok=True)
 
     def containers(self) -> set[str]:
         """Return the containers that have a file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,7 @@ class Tracker:
         self._told = told
         self._store, self._clock, self._wall = store, clock, wall
         self._overrides: dict[str, Overrides] = {}
+        self._unsaved: set[str] = set()
         self._order = asyncio.Lock()
         # Threads of their own: one that hangs in a dead network file system must not keep others waiting.
         self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
@@ -76,6 +78,8 @@ class Tracker:
         self.engine: Engine | None = None
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
+        # What it forgot and Docker did not remove: it may be started again.
+        self._away: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
         self._subnets: tuple[str, ...] = ()
         self._uplinks: frozenset[tuple[str, ...]] | None = None
@@ -155,6 +159,8 @@ class Tracker:
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
                 for ident in {*self.sessions, *self.unseen} - set(seen):
                     self._forget(ident)
+                for ident in self._away.keys() - set(seen):
+                    del self._away[ident]
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
                     await self._look(ident)
@@ -277,6 +283,7 @@ class Tracker:
 
     def _set(self, session: Session) -> None:
         self.sessions[session.container] = session
+        self._away.pop(session.container, None)
         if session.problems:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
             self.names.step(pins.Unsubscribe(session.container))
@@ -295,34 +302,72 @@ class Tracker:
             except EnforcerError as error:
                 return replace(session, problems=(*session.problems, error.message))
             self._overrides[ident] = found or Overrides()
+            if found is not None:
+                # With what has ended left out and with the time that it is now.
+                self._unsaved.add(ident)
+                self._save_again()
         return replace(session, overrides=self._overrides[ident].at(self._clock()))
 
-    async def override(self, ident: str, change: Callable[[Session], Overrides]) -> None:
-        """Change what a running session may reach beside its labels; nothing when it has ended.
+    def known(self, sandbox: str) -> list[Session]:
+        """Return all of a sandbox that may have something, now or later: refused and stopped ones too."""
+        return [
+            session
+            for session in (*self.sessions.values(), *self._away.values())
+            if session.sandbox.id == sandbox
+        ]
+
+    def override(self, ident: str, change: Callable[[Overrides], Overrides]) -> None:
+        """Change what a container may reach beside its labels, also while it is refused or stopped.
+
+        Nothing happens to one that is gone, or whose file cannot be read: that one gets nothing.
 
         Raises:
-            EnforcerError: it cannot be kept over a restart. Then nothing was opened; what closes holds, as
-                long as this process lives.
+            EnforcerError: it cannot be kept over a restart. Then nothing was opened; what closes holds.
         """
-        async with self._order:
-            session = self.sessions.get(ident)
-            if session is None or session.problems:
-                return
-            before = {(name.host, port) for name in session.names for port in name.ports}
-            changed = replace(session, overrides=change(session))
-            opened = {(name.host, port) for name in changed.names for port in name.ports} - before
-            if not opened:
-                self._keep(changed)
-            self._store.save(ident, changed.overrides, self._clock(), self._wall())
-            if opened:
-                self._keep(changed)
+        before = self._overrides.get(ident)
+        if before is None:
+            return
+        after = change(before)
+        if after == before and ident not in self._unsaved:
+            return
+        session = self.sessions.get(ident) or self._away.get(ident)
+        if session is not None and after.opens(before, session.declaration):
+            self._store.save(ident, after, self._clock(), self._wall())
+            self._unsaved.discard(ident)
+            self._keep(ident, after)
+        else:
+            self._keep(ident, after)
+            self._save_closed(ident)
 
-    def _keep(self, session: Session) -> None:
-        self._overrides[session.container] = session.overrides
-        self._set(session)
+    def _keep(self, ident: str, overrides: Overrides) -> None:
+        self._overrides[ident] = overrides
+        for sessions in (self.sessions, self._away):
+            if ident in sessions:
+                sessions[ident] = replace(sessions[ident], overrides=overrides.at(self._clock()))
+        session = self.sessions.get(ident)
+        if session is not None and not session.problems:
+            self._set(session)
+
+    def _save_closed(self, ident: str) -> None:
+        """Save what was closed, or leave a file that closes everything until it can be saved."""
+        try:
+            self._store.save(ident, self._overrides[ident], self._clock(), self._wall())
+        except EnforcerError as error:
+            self._unsaved.add(ident)
+            what = self._store.spoil(ident)
+            raise EnforcerError(f"{error.message}; {what}", "make room there; it is tried on") from error
+        self._unsaved.discard(ident)
+
+    def _save_again(self) -> None:
+        for ident in list(self._unsaved):
+            with contextlib.suppress(EnforcerError):
+                self._store.save(ident, self._overrides[ident], self._clock(), self._wall())
+                self._unsaved.discard(ident)
 
     def _drop_overrides(self, ident: str) -> None:
         self._overrides.pop(ident, None)
+        self._away.pop(ident, None)
+        self._unsaved.discard(ident)
         try:
             self._store.drop(ident)
         except OSError as error:
@@ -332,11 +377,17 @@ class Tracker:
         """Take back what was allowed for a time that is over."""
         while True:
             await asyncio.sleep(1.0)
-            for session in list(self.sessions.values()):
-                left = session.overrides.at(self._clock())
-                if left is not session.overrides and not session.problems:
-                    log.info("%s: what was allowed for a time has ended", session.name)
-                    self._keep(replace(session, overrides=left))
+            self._save_again()
+            for ident, overrides in list(self._overrides.items()):
+                left = overrides.at(self._clock())
+                if left is not overrides:
+                    log.info("container %.12s: what was allowed for a time has ended", ident)
+                    self._keep(ident, left)
+                    try:
+                        # Else the file gives it back after a restart, when the time of day was set back.
+                        self._save_closed(ident)
+                    except EnforcerError as error:
+                        log.error("container %.12s: %s", ident, error.message)
 
     def _without_twin(self, session: Session) -> Session:
         """Two declarations of one address cannot be told apart: the running one, else the first, has it."""
@@ -366,7 +417,9 @@ class Tracker:
 
     def _forget(self, ident: str) -> None:
         self.unseen.pop(ident, None)
-        if self.sessions.pop(ident, None) is not None:
+        session = self.sessions.pop(ident, None)
+        if session is not None:
+            self._away[ident] = session
             self.names.step(pins.Unsubscribe(ident))
             self._changed()
 
