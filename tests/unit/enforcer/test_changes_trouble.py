@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from enforcer import api
 from enforcer.overrides import Overrides, Store, parse
 from enforcer.tracker import Tracker
 from policy.errors import CorralError, EnforcerError, NotReadyError
@@ -256,5 +260,60 @@ def test_a_name_without_an_address_leaves_a_permission_that_another_request_gave
             await ask(world.client.allow, SANDBOX.id, "typo.example.com", [443], None)
         assert NEW in reaches(world, "c1")
         assert ADDED in world.writer.pins
+
+    play(acts, two)
+
+
+def begin(world: World, path: str, **body: Any) -> http.client.HTTPConnection:
+    """Send a request and read no answer."""
+    connection = http.client.HTTPConnection("corral")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(world.socket))
+    connection.request("POST", path, json.dumps({"sandbox": SANDBOX.id, "host": NEW, **body}))
+    return connection
+
+
+def test_what_is_not_done_when_the_one_who_asked_hangs_up_is_taken_back(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        await ready(world)
+        world.gate.clear()
+        connection = begin(world, "/v1/allow", ports=[443])
+        await until_asked(world, "c1")
+        connection.close()
+        await eventually(lambda: NEW not in reaches(world, "c1"))
+        world.gate.set()
+        assert NEW not in after_a_restart(world, "c1")
+        # The next one is not kept waiting by it, and a name that works is answered as ever.
+        await ask(world.client.allow, SANDBOX.id, NEW, [443], None)
+        assert ADDED in world.writer.pins
+
+    play(acts, two)
+
+
+def test_what_is_not_done_in_time_is_taken_back_before_that_is_told(
+    play: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def acts(world: World) -> None:
+        await ready(world)
+        world.gate.clear()
+        monkeypatch.setattr(api, "SLACK", 0.5)
+        monkeypatch.setattr(api, "PATIENCE", 0.0)
+        with pytest.raises(EnforcerError, match="not done in time and is taken back"):
+            await ask(world.client.allow, SANDBOX.id, NEW, [443], None)
+        assert NEW not in reaches(world, "c1")
+        assert NEW not in after_a_restart(world, "c1")
+        world.gate.set()
+        await eventually(lambda: world.service.satisfied == {"c1", "c2"})
+        assert ADDED not in world.writer.pins
+
+    play(acts, two)
+
+
+def test_a_denial_goes_through_though_who_asked_hangs_up(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        await ready(world)
+        await ask(world.client.allow, SANDBOX.id, NEW, [443], None)
+        begin(world, "/v1/deny").close()
+        await eventually(lambda: ADDED not in world.writer.pins)
 
     play(acts, two)
