@@ -16,6 +16,7 @@ from enforcer.config import Config
 from enforcer.journal import FIELDS
 from enforcer.resolver import Resolver, Server, system_servers
 from enforcer.vetting import Vetting
+from policy import savedfile
 
 log = logging.getLogger("corral.enforcer")
 
@@ -144,9 +145,8 @@ class Names:
 
     def _restored(self) -> pins.State:
         try:
-            return pins.restore(
-                json.loads(self._store.read_text()), self._clock(), self._wall(), self._vetting()
-            )
+            saved = savedfile.value(self._store)
+            return pins.restore(saved, self._clock(), self._wall(), self._vetting())
         except FileNotFoundError:
             return pins.State(vetting=self._vetting())
         except (OSError, ValueError) as error:

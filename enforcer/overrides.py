@@ -8,6 +8,7 @@ nothing at all, because a denial may have been in it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from policy import savedfile
 from policy.declaration import Declaration, Name
 from policy.errors import EnforcerError
 from policy.hosts import HostError, parse_host
@@ -133,11 +135,13 @@ def parse(text: str, now: float, wall: float) -> Overrides:
     Raises:
         ValueError: another version, or not what ``dump`` returns.
     """
-    body: Any = json.loads(text)
+    body = savedfile.parse(text)
     try:
         if body["version"] != VERSION:
             raise ValueError(f"it has version {body['version']!r}, not {VERSION}")
         saved = float(body["wall"])
+        if not math.isfinite(saved):
+            raise ValueError(f"it is damaged: {saved} is not a time")
 
         def until(value: Any) -> float | None:
             if value is None:
@@ -152,8 +156,10 @@ def parse(text: str, now: float, wall: float) -> Overrides:
         }
         denied = frozenset(_host(host) for host in body["denied"])
         listed = tuple(dict.fromkeys(_host(host) for host in body["listed"]))
-    except (KeyError, TypeError, AttributeError, HostError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, HostError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
+    if len(listed) > MAX_GRANTS or any(len(ports) > MAX_PORTS for ports in granted.values()):
+        raise ValueError("it is damaged: it grants more than one session can have")
     if not granted.keys() <= set(listed):
         raise ValueError("it is damaged: a granted name has no place")
     return Overrides(granted, denied, listed).at(now)
@@ -191,7 +197,7 @@ class Store:
         """
         path = self._path(container)
         try:
-            return parse(path.read_text(encoding="utf-8"), now, wall)
+            return parse(savedfile.text(path), now, wall)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -274,7 +274,7 @@ def _life(inspect: Mapping[str, Any]) -> Life:
     pid = state.get("Pid")
     given = [text.removeprefix(GATE) for text in config.get("Env") or () if str(text).startswith(GATE)]
     tried: frozenset[str] = frozenset()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         gate = json.loads(given[-1] if given else "{}")
         tried = frozenset({str(gate["probe"]["address"]), str(gate["resolver"])})
     return Life(
