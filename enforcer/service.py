@@ -364,8 +364,9 @@ class Service:
         if session is None:
             if self.tracker.lost_reason is not None or container in self.tracker.unseen:
                 return None
+            why = self.tracker.unfit.get(container, "it was not looked at")
             raise NotReadyError(
-                "the enforcer does not know this container", "corral run creates what it accepts"
+                f"the enforcer does not know this container: {why}", "corral run creates what it accepts"
             )
         if session.problems:
             raise NotReadyError(

@@ -48,7 +48,8 @@ class Tracker:
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
     somebody may be waiting. ``looked`` is set once a whole list was processed. ``unseen``: containers that
-    Docker did not show when they were looked at last, and what it said instead.
+    Docker did not show when they were looked at last, and what it said instead. ``unfit``: those that are no
+    session of this user, and why.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Tracker:
         self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
         self.looked = asyncio.Event()
         self.unseen: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}
         self.engine: Engine | None = None
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
@@ -157,7 +159,7 @@ class Tracker:
             try:
                 await self._refresh_world()
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
-                for ident in {*self.sessions, *self.unseen} - set(seen):
+                for ident in {*self.sessions, *self.unseen, *self.unfit} - set(seen):
                     self._forget(ident)
                 for ident in self._away.keys() - set(seen):
                     del self._away[ident]
@@ -242,28 +244,32 @@ class Tracker:
     async def _look(self, ident: str) -> None:
         engine = self.engine
         if engine is None:
+            if ident not in self.sessions and self.lost_reason is None:
+                self.unseen[ident] = "Docker was not asked yet"
             return
         try:
-            try:
-                inspect = await asyncio.to_thread(engine.container, ident)
-            except CorralError as error:
-                self.unseen[ident] = error.message
-                raise
-            self.unseen.pop(ident, None)
+            inspect = await asyncio.to_thread(engine.container, ident)
             if inspect is None:
                 self._forget(ident)
+                self.unfit[ident] = "Docker has no such container"
                 return
             await self._take(inspect)
-            for exec_id in inspect.get("ExecIDs") or ():
-                await self._watch_exec(ident, str(exec_id))
+            self.unseen.pop(ident, None)
         except CorralError as error:
+            self.unseen[ident] = error.message
             log.error("container %.12s: %s", ident, error.message)
+            return
+        for exec_id in inspect.get("ExecIDs") or ():
+            await self._watch_exec(ident, str(exec_id))
 
     async def _take(self, inspect: Mapping[str, Any]) -> None:
         ident = str(inspect["Id"])
         labels = (inspect.get("Config") or {}).get("Labels") or {}
-        if not is_declared(labels, self.owner.uid) or (inspect.get("State") or {}).get("Status") not in ALIVE:
+        status = (inspect.get("State") or {}).get("Status")
+        if not is_declared(labels, self.owner.uid) or status not in ALIVE:
             self._forget(ident)
+            own = is_declared(labels, self.owner.uid)
+            self.unfit[ident] = f"it is {status}" if own else "its labels do not say that it is a sandbox's"
             return
         names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
         if not set(names) <= set(self.networks):
@@ -275,6 +281,7 @@ class Tracker:
         except PolicyError as error:
             log.warning("%s", error.message)
             self._forget(ident)
+            self.unfit[ident] = error.message
             return
         session = self._overridden(session)
         if self.sessions.get(ident) == session:
@@ -283,6 +290,7 @@ class Tracker:
 
     def _set(self, session: Session) -> None:
         self.sessions[session.container] = session
+        self.unfit.pop(session.container, None)
         self._away.pop(session.container, None)
         if session.problems:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
@@ -417,6 +425,7 @@ class Tracker:
 
     def _forget(self, ident: str) -> None:
         self.unseen.pop(ident, None)
+        self.unfit.pop(ident, None)
         session = self.sessions.pop(ident, None)
         if session is not None:
             self._away[ident] = session
