@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import logging
 import os
+import select
+import socket
 import socketserver
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +28,10 @@ log = logging.getLogger("corral.enforcer")
 
 MAX_BODY = 64 << 10
 SLACK = 8.0
+WATCH = 0.2
 JSON = "application/json"
+# What opens something is taken back when it is not done in time.
+REVOCABLE = frozenset({"/v1/allow"})
 
 Answer = dict[str, Any] | str
 
@@ -68,10 +75,36 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         super().__init__(path, _Handler)
 
     def call(self, work: Awaitable[Answer], timeout: float) -> Answer:
+        """Run on the service's loop; TimeoutError: it is not done yet, and goes on."""
+
         async def run() -> Answer:
             return await work
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
+
+    def call_revocably(self, work: Awaitable[Answer], timeout: float, gone: Callable[[], bool]) -> Answer:
+        """The same for what nobody may have without being told: it is cancelled when ``gone`` says so.
+
+        Raises:
+            TimeoutError: it was cancelled.
+        """
+
+        async def run() -> Answer:
+            # Here and not in the thread that waits: it is either done and told, or neither.
+            async with asyncio.timeout(timeout):
+                return await work
+
+        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        end = time.monotonic() + timeout + SLACK
+        while True:
+            try:
+                return future.result(WATCH)
+            except TimeoutError:
+                if future.done():
+                    raise
+                if gone() or time.monotonic() > end:
+                    future.cancel()
+                    raise
 
 
 class _Fields:
@@ -196,19 +229,38 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._send(400, {"error": f"malformed request: {error}"})
             return
-        self._answer(work, timeout)
+        self._answer(work, timeout, revocable=self.path in REVOCABLE)
 
-    def _answer(self, work: Awaitable[Answer], timeout: float = 30.0, content_type: str = JSON) -> None:
+    def _answer(
+        self,
+        work: Awaitable[Answer],
+        timeout: float = 30.0,
+        content_type: str = JSON,
+        *,
+        revocable: bool = False,
+    ) -> None:
         try:
-            self._send(200, self.server.call(work, timeout), content_type)
+            if revocable:
+                answer = self.server.call_revocably(work, timeout, self._gone)
+            else:
+                answer = self.server.call(work, timeout)
+            self._send(200, answer, content_type)
         except NotReadyError as error:
             self._send(409, {"error": error.message, "hint": error.hint})
         except CorralError as error:
             self._send(500, {"error": error.message, "hint": error.hint})
         except TimeoutError:
-            self._send(
-                500, {"error": "the enforcer is too busy", "hint": "journalctl --user -u corral-enforcer"}
-            )
+            what = "it was not done in time and is taken back" if revocable else "the enforcer is too busy"
+            with contextlib.suppress(OSError):
+                self._send(500, {"error": what, "hint": "journalctl --user -u corral-enforcer"})
+
+    def _gone(self) -> bool:
+        """Tell whether who asked has hung up."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
 
     def _send(self, status: int, body: Answer, content_type: str = JSON) -> None:
         data = (body if isinstance(body, str) else json.dumps(body)).encode()

@@ -6,7 +6,8 @@ An answer is given when the kernel and the hosts files were read back, or the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from enforcer.overrides import LONGEST, MAX_PORTS, Overrides
 from enforcer.sessions import Session
 from enforcer.tracker import Tracker
 from enforcer.writerclient import Held
-from policy.errors import EnforcerError, NotReadyError
+from policy.errors import CorralError, EnforcerError, NotReadyError
 from policy.hosts import HostError, is_address, parse_host
+
+log = logging.getLogger("corral.enforcer")
 
 # Seconds: a resolution takes at most 6, and the kernel is written after it.
 PATIENCE = 12.0
@@ -30,8 +33,11 @@ class Kernel(Protocol):
     """What the service knows about what it wrote."""
 
     held: Held | None
-    satisfied: frozenset[str]
     applied: int
+
+    @property
+    def satisfied(self) -> frozenset[str]:
+        """The containers that have all that was wanted for them when the kernel was last written."""
 
     async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until a condition holds, looking whenever something moved; False: not in time."""
@@ -71,18 +77,18 @@ class Changes:
             before = {session.container: session.overrides for session in sessions}
             try:
                 for session in sessions:
-                    await self._tracker.override(
-                        session.container, lambda s: s.overrides.allow(name, ports, until)
-                    )
+                    self._tracker.override(session.container, lambda o: o.allow(name, ports, until))
                 await self._settled(sessions, [name])
                 failed = self._failure(sessions, name)
                 if failed is not None:
                     raise NotReadyError(
                         f"{name} is not allowed: it has no usable address ({failed})", "correct the name"
                     )
-            except BaseException:
-                for ident, old in before.items():
-                    await self._tracker.override(ident, partial(_back, old))
+            except BaseException as error:
+                # No waiting here: whoever cancels this, nobody can cancel that.
+                unkept = self._override_all({ident: partial(_back, old) for ident, old in before.items()})
+                if unkept and isinstance(error, CorralError):
+                    raise EnforcerError("\n".join([error.message, *unkept]), error.hint) from error
                 raise
             return {
                 "host": name,
@@ -99,15 +105,33 @@ class Changes:
         """
         name = _name(host, force=True)
         async with self._one:
-            sessions = [s for s in self._sessions(sandbox) if any(own.host == name for own in s.names)]
+            known = self._tracker.known(sandbox)
+            sessions = [s for s in known if any(own.host == name for own in s.names)]
+            if not known:
+                raise EnforcerError(f"no session of {sandbox} is running", "corral run starts one")
             if not sessions:
                 raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
-            for session in sessions:
-                await self._tracker.override(
-                    session.container, lambda s: s.overrides.deny(name, s.declaration)
-                )
-            await self._settled(sessions, [])
+            failed = self._override_all(
+                {s.container: partial(Overrides.deny, host=name, declaration=s.declaration) for s in sessions}
+            )
+            try:
+                await self._settled(sessions, [])
+            except EnforcerError as error:
+                failed.append(error.message)
+            if failed:
+                raise EnforcerError("\n".join(failed), LOG)
             return {"host": name, "sessions": [_session(session) for session in sessions]}
+
+    def _override_all(self, changes: Mapping[str, Callable[[Overrides], Overrides]]) -> list[str]:
+        """Close in every container, whatever fails in one; return what could not be kept and why."""
+        failed = []
+        for ident, change in changes.items():
+            try:
+                self._tracker.override(ident, change)
+            except EnforcerError as error:
+                log.error("container %.12s: %s", ident, error.message)
+                failed.append(error.message)
+        return failed
 
     async def refresh(self, sandbox: str | None, hosts: Iterable[str]) -> dict[str, Any]:
         """Ask for names again, now, and bring kernel and hosts files up to the answers.
@@ -223,7 +247,7 @@ class Changes:
         generation = self._names.state.generation
 
         def written() -> bool:
-            alive = {s.container for s in sessions} & self._tracker.sessions.keys()
+            alive = {s.container for s in sessions} & self._names.state.containers.keys()
             ready = {c for c in alive if not self._names.pending(c)}
             return self._kernel.applied >= generation and ready <= self._kernel.satisfied
 
@@ -252,9 +276,9 @@ class Changes:
         ]
 
 
-def _back(old: Overrides, session: Session) -> Overrides:
+def _back(old: Overrides, now: Overrides) -> Overrides:
     # Its place in the hosts file stays taken: nothing there ever moves.
-    return replace(old, listed=session.overrides.listed)
+    return replace(old, listed=now.listed)
 
 
 def _session(session: Session) -> dict[str, Any]:

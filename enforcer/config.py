@@ -22,6 +22,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from policy import savedfile
 from policy.errors import PolicyError
 
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -77,11 +78,13 @@ def load(file: Path) -> Config:
         PolicyError: not TOML, an unknown key, or a value that does not validate.
     """
     try:
-        body = tomllib.loads(file.read_text(encoding="utf-8"))
+        body = tomllib.loads(savedfile.text(file))
     except FileNotFoundError:
         return Config()
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PolicyError(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise PolicyError(f"{file}: it is nested too deeply") from error
     try:
         return Config.model_validate(body)
     except ValidationError as error:

@@ -22,6 +22,7 @@ from enforcer.addressbook import AddressBook
 from enforcer.denied import VERIFY, Counted, Heard, Ledger
 from enforcer.deniedreport import report
 from enforcer.sessions import Network, Session
+from policy import savedfile
 from policy.errors import EnforcerError
 
 log = logging.getLogger("corral.enforcer")
@@ -73,10 +74,10 @@ class Denials:
         self._namespaces: dict[tuple[str, int], int] = {}
         self._wake = asyncio.Event()
         try:
-            self.book.restore(json.loads(store.read_text()))
+            self.book.restore(savedfile.value(store))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             log.warning("saved names of addresses are not used: %s", error)
 
     def notice(self) -> None:

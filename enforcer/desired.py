@@ -95,29 +95,30 @@ def keep(
     ]
 
 
-def kept_names(
+def shown_names(
     session: Session,
-    published: Mapping[str, tuple[str, ...]],
+    wanted: Mapping[str, tuple[str, ...]],
     standing: Mapping[str, Iterable[str]],
     waiting: Iterable[str],
     live: AbstractSet[tuple[str, int]],
     vet: Callable[[str], bool],
 ) -> dict[str, tuple[str, ...]]:
-    """Return ``published`` with what a hosts file says already of names that were not asked yet.
+    """Return what a hosts file may say now: of ``wanted``, what the kernel, ``live``, holds on all its ports.
 
-    Of ``standing``, what the file says, stays what ``vet`` passes and the kernel, ``live``, holds on each of
-    the name's ports.
+    Of ``standing``, what the file says, stays what ``vet`` passes and the kernel holds: for names in
+    ``waiting``, which were not asked yet, and for those of which the kernel has nothing that is wanted yet.
     """
-    shown = dict(published)
+    shown = {}
     for name in session.names:
-        if name.host in waiting:
-            stays = [
-                address
-                for address in standing.get(name.host, ())
-                if vet(address) and all((address, port) in live for port in name.ports)
-            ]
-            both = dict.fromkeys([*published.get(name.host, ()), *stays])
-            shown[name.host] = tuple(both)[: hostsfile.SLOTS]
+
+        def good(address: str, ports: tuple[int, ...] = name.ports) -> bool:
+            return all((address, port) in live for port in ports)
+
+        found = tuple(filter(good, wanted.get(name.host, ())))
+        if name.host in waiting or (wanted.get(name.host) and not found):
+            stays = [address for address in standing.get(name.host, ()) if vet(address) and good(address)]
+            found = tuple(dict.fromkeys([*found, *stays]))[: hostsfile.SLOTS]
+        shown[name.host] = found
     return shown
 
 
@@ -128,9 +129,9 @@ def hosts_content(session: Session, published: Mapping[str, Iterable[str]]) -> b
     return hostsfile.render(session.hostname, session.address, gateway, declared, published, later)
 
 
-def live(held: Iterable[Entry], sessions: Iterable[Session]) -> dict[str, frozenset[tuple[str, int]]]:
-    """Return container id -> (address, port) pairs that the kernel holds for it."""
+def live(rows: Iterable[Row], sessions: Iterable[Session]) -> dict[str, frozenset[tuple[str, int]]]:
+    """Return container id -> (address, port) pairs that are open for it when the kernel holds ``rows``."""
     by_source: dict[str, set[tuple[str, int]]] = {}
-    for entry in held:
-        by_source.setdefault(entry.src, set()).add((entry.dst, entry.port))
+    for src, _, port, dst in rows:
+        by_source.setdefault(src, set()).add((dst, port))
     return {session.container: frozenset(by_source.get(session.address, ())) for session in sessions}

@@ -23,6 +23,7 @@ from enforcer.writerclient import WriterClient
 from policy import versions
 from policy.errors import CorralError, EngineError
 from policy.identity import data_home
+from policy.loader import DAEMON, docker_roots
 
 log = logging.getLogger("corral.enforcer")
 
@@ -39,6 +40,17 @@ def _rootless(environ: dict[str, str]) -> tuple[WriterClient, Callable[[], Engin
         return DockerEngine(url, rootless=True)
 
     return WriterClient(path, vet=rootless.Neighbour(environ)), connect
+
+
+def engine_roots(home: Path, environ: dict[str, str], *, rootless: bool) -> tuple[str, ...]:
+    """Return where the engine of this service keeps its files."""
+    if not rootless:
+        return docker_roots(DAEMON)
+    found = []
+    for variable, default in (("XDG_CONFIG_HOME", ".config"), ("XDG_DATA_HOME", ".local/share")):
+        base = environ.get(variable, "")
+        found.append((Path(base) if base.startswith("/") else home / default) / "docker")
+    return (str(found[1]), *docker_roots(found[0] / DAEMON.name))
 
 
 def main() -> None:
@@ -66,7 +78,8 @@ def main() -> None:
         log.error("%s", error.render() if isinstance(error, CorralError) else error)
         # The unit is not started again after this one: trying again makes no state older.
         sys.exit(2 if isinstance(error, CorralError) else 1)
-    owner = Owner(os.getuid(), os.getgid(), data, Path("/proc/sys/net/ipv6").exists(), rootless=own)
+    ipv6, roots = Path("/proc/sys/net/ipv6").exists(), engine_roots(home, environ, rootless=own)
+    owner = Owner(os.getuid(), os.getgid(), data, ipv6, rootless=own, engine=roots)
 
     async def serve() -> None:
         stop = asyncio.Event()

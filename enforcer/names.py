@@ -16,6 +16,7 @@ from enforcer.config import Config
 from enforcer.journal import FIELDS
 from enforcer.resolver import Resolver, Server, system_servers
 from enforcer.vetting import Vetting
+from policy import savedfile
 
 log = logging.getLogger("corral.enforcer")
 
@@ -138,19 +139,14 @@ class Names:
                 log.error("%s: %s", self._resolv_conf, error)
             self._resolv_error = str(error)
 
-    def untried(self) -> dict[str, frozenset[str]]:
-        """Return container id -> names that were not asked since it was seen."""
-        return {ident: self.pending(ident) for ident in self.state.containers}
-
     def pending(self, container: str) -> frozenset[str]:
         """Return the names of a container that were not asked since it was seen."""
         return frozenset(pins.readiness(self.state, container).pending)
 
     def _restored(self) -> pins.State:
         try:
-            return pins.restore(
-                json.loads(self._store.read_text()), self._clock(), self._wall(), self._vetting()
-            )
+            saved = savedfile.value(self._store)
+            return pins.restore(saved, self._clock(), self._wall(), self._vetting())
         except FileNotFoundError:
             return pins.State(vetting=self._vetting())
         except (OSError, ValueError) as error:

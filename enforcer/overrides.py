@@ -8,6 +8,7 @@ nothing at all, because a denial may have been in it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from policy import savedfile
 from policy.declaration import Declaration, Name
 from policy.errors import EnforcerError
 from policy.hosts import HostError, parse_host
@@ -93,6 +95,20 @@ class Overrides:
         granted = {name: ports for name, ports in self.granted.items() if name != host}
         return replace(self, granted=granted, denied=self.denied | ({host} if declared else set()))
 
+    def opens(self, before: Overrides, declaration: Declaration) -> bool:
+        """Tell whether this lets a container reach anything that ``before`` does not, or for longer."""
+
+        def reach(overrides: Overrides) -> dict[tuple[str, int], float]:
+            forever = float("inf")
+            found = {(n.host, port): forever for n in overrides.names(declaration) for port in n.ports}
+            for host, port in found:
+                until = overrides.ends(host, declaration).get(port)
+                found[host, port] = forever if until is None else until
+            return found
+
+        old = reach(before)
+        return any(until > old.get(key, 0.0) for key, until in reach(self).items())
+
     def at(self, now: float) -> Overrides:
         """Return this without what has ended; itself when nothing has."""
         left = {
@@ -119,11 +135,13 @@ def parse(text: str, now: float, wall: float) -> Overrides:
     Raises:
         ValueError: another version, or not what ``dump`` returns.
     """
-    body: Any = json.loads(text)
+    body = savedfile.parse(text)
     try:
         if body["version"] != VERSION:
             raise ValueError(f"it has version {body['version']!r}, not {VERSION}")
         saved = float(body["wall"])
+        if not math.isfinite(saved):
+            raise ValueError(f"it is damaged: {saved} is not a time")
 
         def until(value: Any) -> float | None:
             if value is None:
@@ -138,8 +156,10 @@ def parse(text: str, now: float, wall: float) -> Overrides:
         }
         denied = frozenset(_host(host) for host in body["denied"])
         listed = tuple(dict.fromkeys(_host(host) for host in body["listed"]))
-    except (KeyError, TypeError, AttributeError, HostError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, HostError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
+    if len(listed) > MAX_GRANTS or any(len(ports) > MAX_PORTS for ports in granted.values()):
+        raise ValueError("it is damaged: it grants more than one session can have")
     if not granted.keys() <= set(listed):
         raise ValueError("it is damaged: a granted name has no place")
     return Overrides(granted, denied, listed).at(now)
@@ -177,7 +197,7 @@ class Store:
         """
         path = self._path(container)
         try:
-            return parse(path.read_text(encoding="utf-8"), now, wall)
+            return parse(savedfile.text(path), now, wall)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -204,10 +224,21 @@ class Store:
         except OSError as error:
             raise EnforcerError(f"cannot write {path}: {error.strerror}") from error
 
+    def spoil(self, container: str) -> str:
+        """Empty a container's file, which needs no space; return what a restart makes of it, as text."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path(container).open("w") as stream:
+                os.fsync(stream.fileno())
+        except OSError as error:
+            return f"a restart of the enforcer may bring back what was closed ({error.strerror})"
+        return "after a restart of the enforcer the session reaches nothing, unless it could be saved before"
+
     def drop(self, container: str) -> None:
         """Forget a container that is no more."""
         if _IDENT.fullmatch(container):
             self._path(container).unlink(missing_ok=True)
+            self._path(container).with_suffix(".new").unlink(missing_ok=True)
 
     def containers(self) -> set[str]:
         """Return the containers that have a file."""

@@ -60,9 +60,7 @@ def save(state: State, now: float, wall: float) -> dict[str, Any]:
     }
 
 
-def restore(
-    saved: Mapping[str, Any], now: float, wall: float, vetting: Vetting, settings: Settings | None = None
-) -> State:
+def restore(saved: Any, now: float, wall: float, vetting: Vetting, settings: Settings | None = None) -> State:
     """Rebuild names and leases; subscribe the containers that exist before the first Tick.
 
     Every address is vetted again, and no time can lie further ahead than the rules allow, whatever the file
@@ -71,6 +69,8 @@ def restore(
     Raises:
         ValueError: another version, or not the shape that ``save`` returns.
     """
+    if not isinstance(saved, dict):
+        raise ValueError("saved pins are damaged: no object")
     if saved.get("version") != VERSION:
         raise ValueError(f"saved pins have version {saved.get('version')!r}, not {VERSION}")
     reader = _Reader(now, wall, vetting, settings or Settings())

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from enforcer.resolver import Resolver, Server
 from enforcer.sessions import Network, Owner, Session
 from enforcer.tracker import Tracker
 from enforcer.watch import Watcher
-from enforcer.writerclient import Held, WriterClient
+from enforcer.writerclient import Held, WriterClient, rows_of
 from policy.errors import EnforcerError, NotReadyError
 
 log = logging.getLogger("corral.enforcer")
@@ -82,7 +83,8 @@ class Service:
             make_resolver=make_resolver,
         )
         self.held: Held | None = None
-        self.satisfied: frozenset[str] = frozenset()
+        # Container id -> name -> addresses, of the sessions that have all that was wanted at the last write.
+        self.shown: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self.errors: dict[str, str] = {}
         self._retrying: asyncio.TimerHandle | None = None
         self.applied = -1  # the generation of the pins that the kernel and the hosts files were made from
@@ -95,6 +97,11 @@ class Service:
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
         self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def satisfied(self) -> frozenset[str]:
+        """See changes.Kernel."""
+        return frozenset(self.shown)
 
     # -- life
 
@@ -214,7 +221,7 @@ class Service:
                 if self.errors.get("writer") != error.message:
                     log.error("%s", error.render())
                 self.errors["writer"] = error.message
-                self.satisfied = frozenset()
+                self.shown = {}
                 self._retry()
             await self._notify_all()
 
@@ -225,16 +232,19 @@ class Service:
         self._retrying = self._loop.call_later(RETRY, self._dirty.set)
 
     async def _apply(self) -> None:
-        sessions = list(self.tracker.sessions.values())
         self.denials.notice()
         if self.held is None:
             self.held = await asyncio.to_thread(self._writer.read)
+        # One moment, whatever moves meanwhile: what is published has to come from what the rules come from.
+        sessions, state, previous = list(self.tracker.sessions.values()), self.names.state, self.held
+        untried = {ident: frozenset(pins.readiness(state, ident).pending) for ident in state.containers}
+        kept = desired.keep(previous.pins, sessions, untried, lambda text: bool(state.vetting.check(text)))
+        rules = desired.desired(sessions, self.tracker.networks.values(), pins.allowed(state), kept)
+        # Killed from here on, the next service knows what the kernel may hold and the hosts files may say.
+        self.names.save()
         # What leaves a hosts file leaves it before the kernel; what enters it enters the kernel first.
-        self._publish(sessions, self.held)
-        kept = desired.keep(self.held.pins, sessions, self.names.untried(), self._vet)
-        networks = self.tracker.networks.values()
-        rules = desired.desired(sessions, networks, pins.allowed(self.names.state), kept)
-        generation, previous = self.names.state.generation, self.held
+        done = self._publish(sessions, state, rows_of(previous.pins) & rules.pins.keys())
+        self.shown = {ident: done[ident] for ident in self.shown.keys() & done.keys()}
         self.held = await asyncio.to_thread(
             self._writer.apply,
             rules.sandbox_rows(),
@@ -246,50 +256,51 @@ class Service:
         if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
             # A repair is under way; what could not be added meanwhile is asked for again.
             self._retry()
-        published = self._publish(sessions, self.held)
-        host_rows = {(e.src, e.proto, e.port, e.dst) for e in self.held.host}
-        self.satisfied = frozenset(
-            session.container
+        done = self._publish(sessions, state, rows_of(self.held.pins))
+        host = rows_of(self.held.host)
+        self.shown = {
+            session.container: done[session.container]
             for session in sessions
-            if session.container in published
-            and {row for row in rules.host if row[0] == session.address} <= host_rows
-        )
+            if session.container in done and {row for row in rules.host if row[0] == session.address} <= host
+        }
         self._renew_used(previous, self.held)
         self._note_problems(previous, self.held)
-        if self.names.state.generation != generation:
+        if self.names.state.generation != state.generation:
             self._dirty.set()
-        self.applied = generation
-        self.names.save()
+        self.applied = state.generation
 
     def _world(self) -> tuple[list[Session], list[Network], pins.State]:
         return list(self.tracker.sessions.values()), list(self.tracker.networks.values()), self.names.state
 
-    def _vet(self, address: str) -> bool:
-        return bool(self.names.state.vetting.check(address))
+    def _publish(
+        self, sessions: Iterable[Session], state: pins.State, rows: AbstractSet[desired.Row]
+    ) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """Bring the hosts files to what ``state`` wants and the kernel holds of it, ``rows``.
 
-    def _publish(self, sessions: Iterable[Session], held: Held) -> set[str]:
-        """Bring the hosts files up to what the kernel holds; return the containers that have all of it."""
-        known = self.names.state.containers.keys() & self.tracker.sessions.keys()
+        Returns:
+            Container id -> name -> addresses, of the containers whose file says all that is wanted.
+        """
+        known = state.containers.keys() & self.tracker.sessions.keys()
         good = [session for session in sessions if session.container in known]
-        wanted = pins.published(self.names.state)
-        live = desired.live(held.pins, good)
-        actual = pins.published(self.names.state, live)
-        done = set()
+        wanted, live = pins.published(state), desired.live(rows, good)
+        done: dict[str, Mapping[str, tuple[str, ...]]] = {}
         for session in good:
-            shown = actual.get(session.container, {})
-            waiting = self.names.pending(session.container)
+            own, waiting = wanted[session.container], pins.readiness(state, session.container).pending
             try:
-                if waiting:
-                    # After a restart: what stands and is open is better than what is not known yet.
-                    standing = hostsfile.read(session.hosts_file)
-                    open_now = live[session.container]
-                    shown = desired.kept_names(session, shown, standing, waiting, open_now, self._vet)
+                shown = desired.shown_names(
+                    session,
+                    own,
+                    hostsfile.read(session.hosts_file),
+                    waiting,
+                    live[session.container],
+                    lambda text: bool(state.vetting.check(text)),
+                )
                 hostsfile.publish(session.hosts_file, desired.hosts_content(session, shown))
             except (EnforcerError, ValueError) as error:
                 log.error("%s: %s", session.name, error)
                 continue
-            if not waiting and shown == wanted.get(session.container):
-                done.add(session.container)
+            if not waiting and shown == own:
+                done[session.container] = own
         return done
 
     def _renew_used(self, previous: Held, held: Held) -> None:
@@ -353,8 +364,9 @@ class Service:
         if session is None:
             if self.tracker.lost_reason is not None or container in self.tracker.unseen:
                 return None
+            why = self.tracker.unfit.get(container, "it was not looked at")
             raise NotReadyError(
-                "the enforcer does not know this container", "corral run creates what it accepts"
+                f"the enforcer does not know this container: {why}", "corral run creates what it accepts"
             )
         if session.problems:
             raise NotReadyError(
@@ -371,11 +383,10 @@ class Service:
                 "correct the name in corral.yaml or mark it optional: true there; when it is one of the "
                 "profile's own: egress.profile_defaults: false",
             )
-        if container not in self.satisfied:
+        if container not in self.shown:
             return None
-        names = pins.published(self.names.state)[container]
         return {
-            "names": {name: list(addresses) for name, addresses in names.items()},
+            "names": {name: list(addresses) for name, addresses in self.shown[container].items()},
             "warnings": [f"{name}: {reason}" for name, reason in ready.warnings],
         }
 

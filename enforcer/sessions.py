@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,8 +83,8 @@ GUARDED = tuple(
         "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin", "/var/run",
     )
 )  # fmt: skip
-# A directory with the engine's socket in it is the engine's socket.
-SOURCES_WITH_SOCKETS = ("/", "/run", "/var", "/var/run", "/run/docker", "/var/lib/docker")
+# A directory with the sockets of an engine in it is as good as them, and so is one with its files.
+ENGINES_OWN = ("/run/user", "/run/docker", "/run/containerd", "/var/lib/docker", "/var/lib/containerd")
 READ_ONLY = frozenset({"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"})
 
 
@@ -155,7 +156,8 @@ class Stranger:
 class Owner:
     """Whose service this is: only containers of this uid, with hosts files below ``data_home``.
 
-    ``rootless``: of an engine that maps this user to 0.
+    ``rootless``: of an engine that maps this user to 0. ``engine``: where it keeps its files, if not where
+    engines do.
     """
 
     uid: int
@@ -164,6 +166,7 @@ class Owner:
     ipv6: bool
     sockets: frozenset[str] = field(default_factory=frozenset)
     rootless: bool = False
+    engine: tuple[str, ...] = ()
 
 
 def parse_network(inspect: Mapping[str, Any], uid: int) -> Network | None:
@@ -274,7 +277,7 @@ def _life(inspect: Mapping[str, Any]) -> Life:
     pid = state.get("Pid")
     given = [text.removeprefix(GATE) for text in config.get("Env") or () if str(text).startswith(GATE)]
     tried: frozenset[str] = frozenset()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         gate = json.loads(given[-1] if given else "{}")
         tried = frozenset({str(gate["probe"]["address"]), str(gate["resolver"])})
     return Life(
@@ -335,12 +338,19 @@ def _endpoint_problems(
 def _mount_problem(mount: Mount, owner: Owner) -> str | None:
     if mount.source in owner.sockets:
         return f"mount {mount.source} is a socket, or cannot be looked at"
-    if mount.source.rstrip("/") in SOURCES_WITH_SOCKETS or not mount.source.rstrip("/"):
-        return f"mount {mount.source} holds the engine's socket"
+    source = _place(mount.source)
+    for path in map(_place, (*ENGINES_OWN, *owner.engine)):
+        if source.is_relative_to(path) or path.is_relative_to(source):
+            return f"mount {mount.source} holds the engine's sockets or files ({path})"
     target = PurePosixPath(mount.target)
     if any(target.is_relative_to(guarded) or guarded.is_relative_to(target) for guarded in GUARDED):
         return f"mount at {mount.target} covers what guards the start"
     return None
+
+
+def _place(path: str) -> PurePosixPath:
+    plain = PurePosixPath("/", posixpath.normpath(path).lstrip("/"))
+    return PurePosixPath("/run", *plain.parts[3:]) if plain.parts[1:3] == ("var", "run") else plain
 
 
 def _config_problems(config: Mapping[str, Any], owner: Owner) -> list[str]:

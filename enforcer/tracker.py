@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,8 @@ class Tracker:
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
     somebody may be waiting. ``looked`` is set once a whole list was processed. ``unseen``: containers that
-    Docker did not show when they were looked at last, and what it said instead.
+    Docker did not show when they were looked at last, and what it said instead. ``unfit``: those that are no
+    session of this user, and why.
     """
 
     def __init__(
@@ -68,14 +70,18 @@ class Tracker:
         self._told = told
         self._store, self._clock, self._wall = store, clock, wall
         self._overrides: dict[str, Overrides] = {}
+        self._unsaved: set[str] = set()
         self._order = asyncio.Lock()
         # Threads of their own: one that hangs in a dead network file system must not keep others waiting.
         self._stats = ThreadPoolExecutor(max_workers=8, thread_name_prefix="stat")
         self.looked = asyncio.Event()
         self.unseen: dict[str, str] = {}
+        self.unfit: dict[str, str] = {}
         self.engine: Engine | None = None
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
+        # What it forgot and Docker did not remove: it may be started again.
+        self._away: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
         self._subnets: tuple[str, ...] = ()
         self._uplinks: frozenset[tuple[str, ...]] | None = None
@@ -153,8 +159,10 @@ class Tracker:
             try:
                 await self._refresh_world()
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
-                for ident in {*self.sessions, *self.unseen} - set(seen):
+                for ident in {*self.sessions, *self.unseen, *self.unfit} - set(seen):
                     self._forget(ident)
+                for ident in self._away.keys() - set(seen):
+                    del self._away[ident]
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
                     await self._look(ident)
@@ -236,28 +244,32 @@ class Tracker:
     async def _look(self, ident: str) -> None:
         engine = self.engine
         if engine is None:
+            if ident not in self.sessions and self.lost_reason is None:
+                self.unseen[ident] = "Docker was not asked yet"
             return
         try:
-            try:
-                inspect = await asyncio.to_thread(engine.container, ident)
-            except CorralError as error:
-                self.unseen[ident] = error.message
-                raise
-            self.unseen.pop(ident, None)
+            inspect = await asyncio.to_thread(engine.container, ident)
             if inspect is None:
                 self._forget(ident)
+                self.unfit[ident] = "Docker has no such container"
                 return
             await self._take(inspect)
-            for exec_id in inspect.get("ExecIDs") or ():
-                await self._watch_exec(ident, str(exec_id))
+            self.unseen.pop(ident, None)
         except CorralError as error:
+            self.unseen[ident] = error.message
             log.error("container %.12s: %s", ident, error.message)
+            return
+        for exec_id in inspect.get("ExecIDs") or ():
+            await self._watch_exec(ident, str(exec_id))
 
     async def _take(self, inspect: Mapping[str, Any]) -> None:
         ident = str(inspect["Id"])
         labels = (inspect.get("Config") or {}).get("Labels") or {}
-        if not is_declared(labels, self.owner.uid) or (inspect.get("State") or {}).get("Status") not in ALIVE:
+        status = (inspect.get("State") or {}).get("Status")
+        if not is_declared(labels, self.owner.uid) or status not in ALIVE:
             self._forget(ident)
+            own = is_declared(labels, self.owner.uid)
+            self.unfit[ident] = f"it is {status}" if own else "its labels do not say that it is a sandbox's"
             return
         names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
         if not set(names) <= set(self.networks):
@@ -269,6 +281,7 @@ class Tracker:
         except PolicyError as error:
             log.warning("%s", error.message)
             self._forget(ident)
+            self.unfit[ident] = error.message
             return
         session = self._overridden(session)
         if self.sessions.get(ident) == session:
@@ -277,6 +290,8 @@ class Tracker:
 
     def _set(self, session: Session) -> None:
         self.sessions[session.container] = session
+        self.unfit.pop(session.container, None)
+        self._away.pop(session.container, None)
         if session.problems:
             log.warning("%s gets nothing: %s", session.name, "; ".join(session.problems))
             self.names.step(pins.Unsubscribe(session.container))
@@ -295,34 +310,72 @@ class Tracker:
             except EnforcerError as error:
                 return replace(session, problems=(*session.problems, error.message))
             self._overrides[ident] = found or Overrides()
+            if found is not None:
+                # With what has ended left out and with the time that it is now.
+                self._unsaved.add(ident)
+                self._save_again()
         return replace(session, overrides=self._overrides[ident].at(self._clock()))
 
-    async def override(self, ident: str, change: Callable[[Session], Overrides]) -> None:
-        """Change what a running session may reach beside its labels; nothing when it has ended.
+    def known(self, sandbox: str) -> list[Session]:
+        """Return all of a sandbox that may have something, now or later: refused and stopped ones too."""
+        return [
+            session
+            for session in (*self.sessions.values(), *self._away.values())
+            if session.sandbox.id == sandbox
+        ]
+
+    def override(self, ident: str, change: Callable[[Overrides], Overrides]) -> None:
+        """Change what a container may reach beside its labels, also while it is refused or stopped.
+
+        Nothing happens to one that is gone, or whose file cannot be read: that one gets nothing.
 
         Raises:
-            EnforcerError: it cannot be kept over a restart. Then nothing was opened; what closes holds, as
-                long as this process lives.
+            EnforcerError: it cannot be kept over a restart. Then nothing was opened; what closes holds.
         """
-        async with self._order:
-            session = self.sessions.get(ident)
-            if session is None or session.problems:
-                return
-            before = {(name.host, port) for name in session.names for port in name.ports}
-            changed = replace(session, overrides=change(session))
-            opened = {(name.host, port) for name in changed.names for port in name.ports} - before
-            if not opened:
-                self._keep(changed)
-            self._store.save(ident, changed.overrides, self._clock(), self._wall())
-            if opened:
-                self._keep(changed)
+        before = self._overrides.get(ident)
+        if before is None:
+            return
+        after = change(before)
+        if after == before and ident not in self._unsaved:
+            return
+        session = self.sessions.get(ident) or self._away.get(ident)
+        if session is not None and after.opens(before, session.declaration):
+            self._store.save(ident, after, self._clock(), self._wall())
+            self._unsaved.discard(ident)
+            self._keep(ident, after)
+        else:
+            self._keep(ident, after)
+            self._save_closed(ident)
 
-    def _keep(self, session: Session) -> None:
-        self._overrides[session.container] = session.overrides
-        self._set(session)
+    def _keep(self, ident: str, overrides: Overrides) -> None:
+        self._overrides[ident] = overrides
+        for sessions in (self.sessions, self._away):
+            if ident in sessions:
+                sessions[ident] = replace(sessions[ident], overrides=overrides.at(self._clock()))
+        session = self.sessions.get(ident)
+        if session is not None and not session.problems:
+            self._set(session)
+
+    def _save_closed(self, ident: str) -> None:
+        """Save what was closed, or leave a file that closes everything until it can be saved."""
+        try:
+            self._store.save(ident, self._overrides[ident], self._clock(), self._wall())
+        except EnforcerError as error:
+            self._unsaved.add(ident)
+            what = self._store.spoil(ident)
+            raise EnforcerError(f"{error.message}; {what}", "make room there; it is tried on") from error
+        self._unsaved.discard(ident)
+
+    def _save_again(self) -> None:
+        for ident in list(self._unsaved):
+            with contextlib.suppress(EnforcerError):
+                self._store.save(ident, self._overrides[ident], self._clock(), self._wall())
+                self._unsaved.discard(ident)
 
     def _drop_overrides(self, ident: str) -> None:
         self._overrides.pop(ident, None)
+        self._away.pop(ident, None)
+        self._unsaved.discard(ident)
         try:
             self._store.drop(ident)
         except OSError as error:
@@ -332,11 +385,17 @@ class Tracker:
         """Take back what was allowed for a time that is over."""
         while True:
             await asyncio.sleep(1.0)
-            for session in list(self.sessions.values()):
-                left = session.overrides.at(self._clock())
-                if left is not session.overrides and not session.problems:
-                    log.info("%s: what was allowed for a time has ended", session.name)
-                    self._keep(replace(session, overrides=left))
+            self._save_again()
+            for ident, overrides in list(self._overrides.items()):
+                left = overrides.at(self._clock())
+                if left is not overrides:
+                    log.info("container %.12s: what was allowed for a time has ended", ident)
+                    self._keep(ident, left)
+                    try:
+                        # Else the file gives it back after a restart, when the time of day was set back.
+                        self._save_closed(ident)
+                    except EnforcerError as error:
+                        log.error("container %.12s: %s", ident, error.message)
 
     def _without_twin(self, session: Session) -> Session:
         """Two declarations of one address cannot be told apart: the running one, else the first, has it."""
@@ -366,7 +425,10 @@ class Tracker:
 
     def _forget(self, ident: str) -> None:
         self.unseen.pop(ident, None)
-        if self.sessions.pop(ident, None) is not None:
+        self.unfit.pop(ident, None)
+        session = self.sessions.pop(ident, None)
+        if session is not None:
+            self._away[ident] = session
             self.names.step(pins.Unsubscribe(ident))
             self._changed()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,11 @@ class Entry:
     timeout: int
     packets: int
     comment: str
+
+
+def rows_of(entries: Iterable[Entry]) -> set[tuple[str, str, int, str]]:
+    """Return what elements permit: (source, protocol, port, destination)."""
+    return {(entry.src, entry.proto, entry.port, entry.dst) for entry in entries}
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Declaration(_Frozen):
         """
         try:
             body: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PolicyError(f"label {LABEL_EGRESS} is not JSON: {error}") from error
         schema = body.pop("schema", "none") if isinstance(body, dict) else "none"
         if schema != SCHEMA:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from policy import profiles
+from policy import profiles, savedfile
 from policy.container import WORKSPACE, Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
@@ -199,7 +198,7 @@ def guard(
 def docker_roots(configuration: Path) -> tuple[str, ...]:
     """Return where Docker keeps its files when that was moved; what cannot be read moved nothing."""
     try:
-        body = json.loads(configuration.read_text(encoding="utf-8"))
+        body = savedfile.value(configuration)
         found = [body.get(key) for key in ("data-root", "graph", "exec-root")]
     except (OSError, ValueError, AttributeError):
         return ()

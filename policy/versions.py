@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from policy import savedfile
 from policy.errors import CorralError
 
 API, LABELS, STATE, PROTOCOL, SKELETON = "api", "labels", "state", "protocol", "skeleton"
@@ -163,7 +164,7 @@ def read_state(data: Path) -> Part | None:
     """
     file = data / STATE_FILE
     try:
-        body = json.loads(file.read_text(encoding="utf-8"))
+        body = savedfile.value(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -73,7 +73,7 @@ def _claims_file() -> Path | None:
 def _read_claims(path: Path | None) -> dict[str, Claim]:
     try:
         return claiming.from_rows(json.loads(path.read_text())) if path else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -169,7 +169,7 @@ def from_rows(rows: Any) -> dict[str, Claim]:
                 IPv4Network(row["subnet"]),
                 IPv4Address(row["gateway"]),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         claims[claim.bridge] = claim
     return claims

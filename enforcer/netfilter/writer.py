@@ -68,6 +68,7 @@ class Writer:
     heals: int = 0
     unsettled: int = 0
     _unsettled_since: float = 0.0
+    _saved: dict[str, Claim] | None = None
     _mended: list[str] = field(default_factory=list)
     _failure: str = ""
     _sent: str = ""
@@ -199,7 +200,9 @@ class Writer:
         """Replace the claims. What was counted for one that is gone is nobody else's to see."""
         gone = [claim for bridge, claim in self.claims.items() if claims.get(bridge) != claim]
         self.claims = claims
-        self.save(self.claims)
+        if claims != self._saved:
+            self.save(claims)
+            self._saved = dict(claims)
         self.refusals.prune(claims)
         if gone:
             tallies = self.kernel.tallies()

@@ -98,6 +98,13 @@ def flush(player: Player) -> None:
     player.act(lambda: None, RECONCILE + 0.5)
 
 
+def network(player: Player) -> None:
+    """A sandbox's network goes and comes: the writer's claims change."""
+    player.toggle_box(1)
+    player.toggle_box(1)
+    player.create(4, policy=0)
+
+
 SCENARIOS: dict[str, tuple[Callable[[Player], None], ...]] = {
     "start": (start,),
     "refresh": (start, refresh),
@@ -105,6 +112,7 @@ SCENARIOS: dict[str, tuple[Callable[[Player], None], ...]] = {
     "die": (start, die),
     "reconnect": (start, reconnect),
     "flush": (start, flush),
+    "network": (start, network),
 }
 
 

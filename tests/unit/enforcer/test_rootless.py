@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from enforcer import rootless as enforcing
+from enforcer.main import engine_roots
 from enforcer.netfilter import namespace, rootless
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.kernel import RealKernel
@@ -237,17 +238,21 @@ def test_nobody_but_the_namespaces_owner_is_served() -> None:
 OWNER = Owner(UID, UID, Path("/home/dev/.local/share/corral"), ipv6=True, rootless=True)
 
 
-def judged(owner: Owner, user: str, **host_config: Any) -> Session:
+def judged_body(owner: Owner) -> dict[str, Any]:
     spec = SessionSpec(
         sandbox=SANDBOX, service="main", session="0a1b2c3d", purpose="run", uid=UID, gid=UID, image="x",
         address=ADDRESS, hosts_file=str(StatePaths(owner.data_home / SANDBOX.id).hosts("0a1b2c3d")),
         project="/p", workdir="/p", argv=("x",), declaration=Declaration(), rootless=owner.rootless,
     )  # fmt: skip
-    body = create_body(spec)
+    return {**create_body(spec), "Name": f"/{spec.container}"}
+
+
+def judged(owner: Owner, user: str, **host_config: Any) -> Session:
+    body = judged_body(owner)
     paths = {"MaskedPaths": sorted(MASKED), "ReadonlyPaths": sorted(READ_ONLY)}
     inspect = {
         "Id": "0f" * 32,
-        "Name": f"/{spec.container}",
+        "Name": body["Name"],
         "State": {"Status": "created", "Running": False},
         "Config": {**body, "User": user},
         "HostConfig": {**body["HostConfig"], **paths, **host_config},
@@ -274,3 +279,53 @@ def test_a_rootless_engine_may_fill_in_its_own_score_and_nothing_else(field: str
     assert judged(OWNER, "0:0", OomScoreAdj=200).problems == ()
     assert judged(OWNER, "0:0", **{field: value}).problems != ()
     assert judged(replace(OWNER, rootless=False), f"{UID}:{UID}", OomScoreAdj=200).problems != ()
+
+
+def mounted(owner: Owner, source: str) -> tuple[str, ...]:
+    row = {"Type": "bind", "Source": source, "Target": "/data", "BindOptions": {"Propagation": "rprivate"}}
+    user = "0:0" if owner.rootless else f"{UID}:{UID}"
+    return judged(owner, user, Mounts=[*judged_body(owner)["HostConfig"]["Mounts"], row]).problems
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/run/user",
+        "/var/run/user",
+        "/run/user/1000",
+        "/run/user/1000/docker/containerd",
+        "/var/run/../run/user/",
+        "/run/containerd",
+        "/var/lib",
+        "/var/lib/docker/volumes",
+        "/home/dev/.local/share/docker",
+        "/home/dev/.local/share/docker/overlay2",
+        "/home/dev/.local/share",
+        "/home/dev",
+        "/moved",
+        "//moved/here/x",
+    ],
+)
+def test_a_mount_with_the_engines_sockets_or_files_gets_nothing(source: str) -> None:
+    roots = ("/home/dev/.local/share/docker", "/moved/here")
+    for owner in (replace(OWNER, engine=roots), replace(OWNER, rootless=False, engine=roots)):
+        (problem,) = mounted(owner, source)
+        assert f"mount {source} holds the engine's" in problem
+
+
+@pytest.mark.parametrize(
+    "source", ["/home/dev/project", "/moved/elsewhere", "/run-user", "/home/dev/.local/sharing"]
+)
+def test_a_mount_beside_the_engines_files_is_accepted(source: str) -> None:
+    assert mounted(replace(OWNER, engine=("/home/dev/.local/share/docker", "/moved/here")), source) == ()
+
+
+def test_where_an_engine_keeps_its_files_is_read_from_its_configuration(tmp_path: Path) -> None:
+    home, environ = tmp_path, {"XDG_DATA_HOME": str(tmp_path / "data")}
+    assert engine_roots(home, environ, rootless=True) == (f"{tmp_path}/data/docker",)
+    (tmp_path / ".config" / "docker").mkdir(parents=True)
+    file = tmp_path / ".config" / "docker" / "daemon.json"
+    file.write_text('{"data-root": "/moved/here"}')
+    assert engine_roots(home, environ, rootless=True) == (f"{tmp_path}/data/docker", "/moved/here")
+    file.write_text("[" * 100_000)
+    assert engine_roots(home, {}, rootless=True) == (f"{tmp_path}/.local/share/docker",)

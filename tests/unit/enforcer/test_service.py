@@ -199,7 +199,7 @@ def test_a_container_that_docker_does_not_show_is_looked_at_again_and_the_reason
 def test_an_unknown_container_is_refused(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
         await ask(world.client.status)
-        with pytest.raises(NotReadyError, match="does not know"):
+        with pytest.raises(NotReadyError, match="does not know this container: Docker has no such"):
             await ask(world.client.await_ready, "nobody")
 
     play(acts)

@@ -20,7 +20,7 @@ from enforcer.netfilter import server as server_module
 from enforcer.netfilter.claims import Link, from_rows, to_rows
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import KernelError
-from enforcer.netfilter.model import MAX_REQUEST
+from enforcer.netfilter.model import MAX_REQUEST, PROTOCOL_VERSION
 from enforcer.netfilter.plan import Plan
 from enforcer.netfilter.server import Server
 from enforcer.netfilter.skeleton import DOCKER_USER, PINS, Skeleton
@@ -142,12 +142,12 @@ def test_no_request_ends_the_writer(proto: object) -> None:
 
 
 def test_an_unexpected_error_is_an_answer() -> None:
-    _, of = granted()
+    kernel, of = granted()
 
-    def broken(_claims: object) -> None:
+    def broken() -> list[Link]:
         raise RuntimeError("nobody expected this")
 
-    of.save = broken
+    kernel.links = broken  # type: ignore[method-assign]
     answer = apply(of)
     assert (answer["ok"], answer["error"]) == (False, "internal error: RuntimeError")
 
@@ -334,3 +334,24 @@ def test_the_time_a_repair_took_begins_with_its_first_failure(caplog: pytest.Log
     (told,) = [record.getMessage() for record in caplog.records if "healed" in record.getMessage()]
     # Two looks at a clock that moves a second each time, whatever it shows.
     assert "in 1000 ms" in told
+
+
+def test_claims_are_saved_when_they_change_and_again_when_saving_failed() -> None:
+    kernel = FakeKernel()
+    kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
+    of, saved = writer(kernel), list[dict[str, Any]]()
+    of.heal("the test")
+    body = {"v": PROTOCOL_VERSION, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []}
+
+    def fail(_claims: Any) -> None:
+        raise KernelError("no space left")
+
+    of.save = fail
+    assert not of.handle(1000, body)["ok"]
+    of.save = saved.append
+    for _ in range(3):
+        assert of.handle(1000, body)["ok"]
+    assert [list(claims) for claims in saved] == [[BRIDGE]]
+    kernel.interfaces.clear()
+    of.prune()
+    assert [list(claims) for claims in saved] == [[BRIDGE], []]
