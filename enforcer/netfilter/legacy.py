@@ -79,7 +79,7 @@ def parse(text: str) -> Spec:
 
 
 def interface_mask(text: str) -> bytes:
-    """Return which bytes of an interface's name a rule compares; ``text`` is as iptables takes it, or empty."""
+    """Return which bytes of an interface's name a rule compares; ``text``: as iptables takes it, or empty."""
     name = text.removeprefix("!").strip()
     compared = name[:-1] if name.endswith("+") else f"{name}\0" if name else ""
     return (b"\xff" * len(compared)).ljust(IFNAMSIZ, b"\0")
@@ -180,7 +180,7 @@ class Script:
         for flag, value in spec.flags.items():
             setattr(rule, FLAGS[flag], value)
         if self._family == 6:
-            # python-iptables 1.2.0 compares one bit of each letter there, and others' rules would be meant too.
+            # python-iptables 1.2.0 compares one bit of each letter there: other interfaces would match too.
             for flag, name in INTERFACES.items():
                 setattr(rule.entry.ipv6, f"{name}_mask", interface_mask(spec.flags.get(flag, "")))
         for part in spec.matches:

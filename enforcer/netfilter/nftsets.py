@@ -145,7 +145,6 @@ class TableSets:
         Raises:
             SetError: there is no such set, or it cannot be read.
         """
-        set_ = name.encode() + b"\0"
         body = attribute(1, TABLE.encode() + b"\0") + attribute(2, name.encode() + b"\0")
         try:
             for _ in range(LOOKS):

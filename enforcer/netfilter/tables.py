@@ -124,7 +124,7 @@ class LegacyTables:
             except BlockingIOError:
                 if self._clock() >= end:
                     raise TimeoutError(
-                        f"{self._lock} has been held by another program for {PATIENCE:.0f} s (fuser {self._lock})"
+                        f"another program has held {self._lock} for {PATIENCE:.0f} s: fuser {self._lock}"
                     ) from None
             self._sleep(BETWEEN)
 

@@ -25,10 +25,12 @@ class Clock:
 
 def test_a_lock_that_is_never_let_go_is_an_error_that_names_it(tmp_path: Path) -> None:
     lock, clock = tmp_path / "xtables.lock", Clock()
-    made = LegacyTables(lambda *_: pytest.fail("written without the lock"), lock, lambda: clock.now, clock.sleep)
+    made = LegacyTables(
+        lambda *_: pytest.fail("written without the lock"), lock, lambda: clock.now, clock.sleep
+    )
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(TimeoutError, match=rf"{lock} has been held"):
+        with pytest.raises(TimeoutError, match=rf"has held {lock}"):
             made.restore(SCRIPT)
     assert tables.PATIENCE <= clock.now < tables.PATIENCE + 1
 
