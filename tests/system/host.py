@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.lab import Box, Internet, Lab
+from tests.lab import Box, Internet, Lab, engines
 
-PYTHON = "/home/dev/.local/share/pipx/venvs/corral/bin/python"
+# Where pipx keeps its environments: that of Debian 12 is older.
+PIPX = f"/home/dev/.local/{'' if engines.chosen().suite == 'bookworm' else 'share/'}pipx"
+PYTHON = f"{PIPX}/venvs/corral/bin/python"
 ENFORCER = "corral-enforcer.service"
 APPROVE = 'corral policy accept "$(corral policy hash)"'
 CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
