@@ -16,8 +16,8 @@ FIX = (
     "then: corral install"
 )
 DROP_INS = {
-    # The writer may not make the lock file of iptables, nor open it: the service manager opens it for it. Rules
-    # come first here too: neither of the two lines may keep the unit from loading them.
+    # The writer may not make the lock file of iptables, nor open it: the service manager opens it for it.
+    # Neither of the two lines before the rules may keep the unit from loading them.
     "corral-skeleton.service": (
         "[Service]\nExecStartPre=-+{tool} -w -S OUTPUT 1\nExecStartPre=-+/bin/touch /run/xtables.lock\n"
     ),
