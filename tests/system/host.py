@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import textwrap
 import time
@@ -17,6 +18,7 @@ from tests.lab import Box, Internet, Lab, engines
 # Where pipx keeps its environments: that of Debian 12 is older.
 PIPX = f"/home/dev/.local/{'' if engines.chosen().suite == 'bookworm' else 'share/'}pipx"
 PYTHON = f"{PIPX}/venvs/corral/bin/python"
+STARTS = "CORRAL_STARTS"
 ENFORCER = "corral-enforcer.service"
 APPROVE = 'corral policy accept "$(corral policy hash)"'
 CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
@@ -227,6 +229,11 @@ def host(installed: Box, internet: Internet) -> Iterator[Host]:
     finally:
         made.user_systemctl("start", ENFORCER, check=False)
         made.end_projects()
+
+
+def starts(usually: int) -> int:
+    """Return how often to start what floods from its first instruction; `make test-all` wants 100."""
+    return int(os.environ.get(STARTS) or usually)
 
 
 def until(condition: Callable[[], object], timeout: float, what: str) -> float:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from .host import FLOOD, PYTHON, Host, until
+from .host import FLOOD, PYTHON, Host, starts, until
 
 FORBIDDEN = "203.0.113.66"
 ALLOWED = "https://allowed1.corral.example/"
@@ -55,9 +55,10 @@ def test_the_main_job_is_done_behind_the_driver_this_host_needs(host: Host) -> N
 
 
 @BOTH
+@pytest.mark.fault("packets before policy")
 def test_nothing_gets_out_before_the_rules_in_several_starts(host: Host) -> None:
     project = host.project("early")
-    for _ in range(5):
+    for _ in range(starts(5)):
         sent = project.inside("python3", "-c", FLOOD, FORBIDDEN, "0.2").stdout
         assert int(sent.split()[-1]) > 100
     assert host.internet.packets(FORBIDDEN) == 0
