@@ -344,14 +344,12 @@ class RealKernel:
         # A new table of our own was filled when it was made.
         if before == OWN and driver != OWN:
             for name in (PINS, HOST):
-                held: dict[Element, Entry] = {}
-                # With a table that somebody deleted, what it allowed is gone too.
-                with contextlib.suppress(SetError):
-                    held = old.entries(name)
                 try:
-                    self._sets.put(name, {element: entry.comment for element, entry in held.items()})
+                    self._sets.put(name, {e: entry.comment for e, entry in old.entries(name).items()})
                 except SetError as error:
-                    raise KernelError(str(error)) from error
+                    # With a table that somebody deleted, what it allowed is gone too.
+                    if not error.missing:
+                        raise KernelError(str(error)) from error
 
     def _nft(self, script: str) -> None:
         if f"set {owntable.SETS[PINS]} {{" in script:
