@@ -384,6 +384,9 @@ def _field_problem(key: str, value: Any, expected: Any) -> str | None:
         # The engine's configuration may add options; what counts is where the output goes.
         leaves = (value or {}).get("Type") not in LOCAL_LOGS
         return f"{key} is {value!r}: output would leave this host" if leaves else None
+    if key == "DnsOptions" and not value:
+        # A container of an earlier corral, which may run on: nobody is asked there either.
+        return None
     if key == "Mounts":
         differs = _plain_mounts(value) != _plain_mounts(expected)
         return "mounts differ from bind mounts with private propagation" if differs else None

@@ -30,6 +30,9 @@ HOSTS_TARGET = "/etc/hosts"
 # Where a sandbox writes whose project is mounted read-only; it outlives the session.
 WORKSPACE = "/workspace"
 DEAD_RESOLVER = "127.0.0.1"
+# Docker's resolver of 20.10 and its like answers nothing when nobody answers it: what asks for a name that is
+# in no file would wait 10 s. Later ones answer at once.
+RESOLVER_OPTIONS = ("timeout:1", "attempts:1")
 HOST_ALIAS = "corral-host"
 PIDS_LIMIT = 4096
 NOFILE = 16384
@@ -166,7 +169,7 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         # dockerd asks the host's resolver from the host's namespace, where no rule knows whose query it is.
         "Dns": [DEAD_RESOLVER],
         "DnsSearch": ["."],
-        "DnsOptions": [],
+        "DnsOptions": list(RESOLVER_OPTIONS),
         "Mounts": [mount.body() for mount in mounts],
         "IpcMode": "private",
         "CgroupnsMode": "private",

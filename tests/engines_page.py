@@ -19,8 +19,9 @@ INTRODUCTION = """\
 # Engines
 
 Made by `make test-all` out of `docs/results/`; nothing here is written by hand but this paragraph and the list at the end. A
-row is one run of the system tests (on the first engine: of everything) in a box with that engine, a real systemd and an
-internet of its own ([testing.md](testing.md)).
+row is one run in a box with that engine, a real systemd and an internet of its own ([testing.md](testing.md)): on the first
+engine of every test there is, on the others of the system tests of the cases and faults, of those that name engines, and of
+what CI runs. What one of these others was not given is in its column "left out" too.
 
 """
 COLUMNS = (
@@ -69,7 +70,7 @@ def row(name: str, told: Mapping[str, Any]) -> tuple[str, ...]:
     tested = f"{told['date']}, `{str(told['commit'])[:12]}`"
     facts = [name, *(str(told.get(column, "")) for column in COLUMNS[1:7])]
     counts = [str(outcomes.get("passed", 0)), str(outcomes.get("failed", 0))]
-    counts.append(str(outcomes.get("skipped", 0) + outcomes.get("xfailed", 0)))
+    counts.append(str(sum(outcomes.get(kind, 0) for kind in ("skipped", "xfailed", "deselected"))))
     return (*facts, *counts, tested)
 
 
@@ -84,6 +85,8 @@ def left_out(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"* {name}: {count} {'test' if count == 1 else 'tests'} {reason}"
             for reason, count in sorted(reasons.items())
         ]
+        if count := told.get("outcomes", {}).get("deselected", 0):
+            lines.append(f"* {name}: {count} {'test' if count == 1 else 'tests'} no case, fault or engine's")
     return lines
 
 

@@ -1,6 +1,7 @@
 """``make test-all``: run everything and write what was run on what, for docs/results/.
 
-The default engine gets every test; the others get the system tests, for nothing else depends on the engine.
+The default engine gets every test. The others get the system tests that are about what an engine could change:
+those of the cases and faults, those that name engines, and what CI runs.
 Most system tests wait most of the time, so two lanes, each with a lab of its own, work through the files.
 """
 
@@ -38,6 +39,10 @@ PIECE_LIMIT = 3600
 """Seconds after which one file's tests are ended and count as failed."""
 FRESHNESS = "tests/unit/test_results_are_fresh.py"
 """It asks for the file that a run writes in the end, so a run leaves it out."""
+SELECTED = "case or fault or engine or smoke or representative"
+"""Marks of what runs on engines other than the default."""
+STARTS, STARTS_IN_FULL = "CORRAL_STARTS", "100"
+"""How often a container starts with a flood, in the tests that count packets before the policy."""
 TESTED = ("enforcer", "tests/lab")
 """What a result file stands for: after a change there it says nothing any more."""
 
@@ -56,6 +61,10 @@ class Counter:
         self.failed: list[str] = []
         self.skipped: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count what a choice by marks left out."""
+        self.outcomes["deselected"] = self.outcomes.get("deselected", 0) + len(items)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
@@ -149,6 +158,11 @@ def why_stale(told: Mapping[str, Any], now: str) -> str | None:
 def compact(told: Mapping[str, Any], tested: str) -> dict[str, Any]:
     """Return what a result file keeps of one piece: what was counted in it, and on which commit."""
     return {"commit": tested, **told, "seconds": round(sum(told["seconds"].values()))}
+
+
+def chosen(engine: str, words: Sequence[str]) -> list[str]:
+    """Return the words for pytest on an engine; a choice among ``words`` comes last, and so counts."""
+    return list(words) if engine == engines.DEFAULT else ["-m", SELECTED, *words]
 
 
 def body(
@@ -277,6 +291,7 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
     """
     os.environ[engines.VARIABLE] = engine
     keep = os.environ.get("CORRAL_LAB_KEEP")
+    os.environ.setdefault(STARTS, STARTS_IN_FULL)
     os.environ["CORRAL_LAB_KEEP"] = "1"  # the tests use the box that told the facts
     path = RESULTS / f"{engine}.json"
     before = json.loads(path.read_text()) if path.exists() else {}
@@ -299,7 +314,7 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
     tested = commit()
     try:
         with tempfile.TemporaryDirectory(prefix="corral-results-") as scratch:
-            lanes = Lanes(names, words, Path(scratch))
+            lanes = Lanes(names, chosen(engine, words), Path(scratch))
             lanes.run(wanted)
     finally:
         if keep != "1":
@@ -350,9 +365,9 @@ def main(words: list[str] | None = None) -> int:
     for engine in options.engines:
         if engine not in engines.ENGINES:
             parser.error(f"{engine} is none of {', '.join(engines.ENGINES)}")
-    chosen = options.engines or sorted(engines.ENGINES, key=lambda name: name != engines.DEFAULT)
+    wanted = options.engines or sorted(engines.ENGINES, key=lambda name: name != engines.DEFAULT)
     codes = {}
-    for engine in chosen:
+    for engine in wanted:
         print(f"=== {engine}", flush=True)
         command = [sys.executable, "-m", "tests.results", "--one", engine, f"--pytest={options.pytest}"]
         command += ["--again"] if options.again else []

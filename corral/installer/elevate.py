@@ -27,7 +27,7 @@ def as_root(program: str, environ: Mapping[str, str], again: str) -> dict[str, A
     """
     prefix = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
     try:
-        return _run([*prefix, "--"], program, environ, again)
+        return _run([*prefix, "--"], program, environ, again, "with sudo")
     except process.ProgramError as error:
         raise InstallError(
             f"sudo cannot be run: {error.message}", "install sudo, or ask an administrator"
@@ -42,12 +42,14 @@ def inside(entering: Sequence[str], program: str, environ: Mapping[str, str], ag
         program, environ, again: see ``as_root``.
     """
     try:
-        return _run(entering, program, environ, again)
+        return _run(entering, program, environ, again, "in your engine's namespaces")
     except process.ProgramError as error:
         raise InstallError(f"your engine's namespaces cannot be entered: {error.message}", again) from error
 
 
-def _run(prefix: Sequence[str], program: str, environ: Mapping[str, str], again: str) -> dict[str, Any]:
+def _run(
+    prefix: Sequence[str], program: str, environ: Mapping[str, str], again: str, how: str
+) -> dict[str, Any]:
     done = process.run(
         [*prefix, SYSTEM_PYTHON, "-I", "-"],
         environ=environ,
@@ -61,11 +63,9 @@ def _run(prefix: Sequence[str], program: str, environ: Mapping[str, str], again:
             told = json.loads(last)
             raise InstallError(str(told["message"]), str(told["hint"]))
         except (ValueError, KeyError, TypeError):
-            raise InstallError(
-                f"the step with {prefix[0]} failed: {last}", f"run it in a terminal: {again}"
-            ) from None
+            raise InstallError(f"the step {how} failed: {last}", f"run it in a terminal: {again}") from None
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
-        raise InstallError(f"the step with {prefix[0]} ended without an answer", f"again: {again}") from error
+        raise InstallError(f"the step {how} ended without an answer", f"again: {again}") from error
     return answer

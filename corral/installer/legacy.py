@@ -16,8 +16,11 @@ FIX = (
     "then: corral install"
 )
 DROP_INS = {
-    # iptables makes the lock file, which the writer may not open: the service manager opens it for it.
-    "corral-skeleton.service": "[Service]\nExecStartPre=+{tool} -w -S OUTPUT 1\n",
+    # The writer may not make the lock file of iptables, nor open it: the service manager opens it for it.
+    # Neither of the two lines before the rules may keep the unit from loading them.
+    "corral-skeleton.service": (
+        "[Service]\nExecStartPre=-+{tool} -w -S OUTPUT 1\nExecStartPre=-+/bin/touch /run/xtables.lock\n"
+    ),
     "corral-netfilter.service": "[Service]\nStandardInput=file:/run/xtables.lock\n",
 }
 DROP_IN = "10-legacy.conf"
@@ -54,7 +57,13 @@ def hooked(run: Run) -> bool:
     return False
 
 
-def drop_ins() -> dict[str, str]:
-    """Return the files that make the units fit, by their paths below the directory of units."""
-    tool = program()
-    return {f"{unit}.d/{DROP_IN}": text.replace("{tool}", tool) for unit, text in DROP_INS.items()}
+def drop_ins(search: Iterable[str] = SEARCH) -> dict[str, str | None]:
+    """Return the files that make the units fit, by their paths below the directory of units.
+
+    None where there is to be no such file: without the program this host has no use for them.
+    """
+    tool = program(search)
+    return {
+        f"{unit}.d/{DROP_IN}": text.replace("{tool}", tool) if tool else None
+        for unit, text in DROP_INS.items()
+    }

@@ -133,7 +133,7 @@ def install(
         for name, text in payload["units"].items():
             write_root_file(places.units / name, text)
         for name, text in legacy.drop_ins().items():
-            if library is not None:
+            if library is not None and text is not None:
                 write_root_file(places.units / name, text)
             else:
                 (places.units / name).unlink(missing_ok=True)

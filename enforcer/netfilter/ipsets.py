@@ -22,6 +22,11 @@ HASH_FULL = 4352  # IPSET_ERR_HASH_FULL
 class SetError(Exception):
     """The kernel refused an operation on a set."""
 
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such set of our table."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.ENOENT
+
 
 class Sets:
     """Create, read and change sets. One netlink socket, opened in the caller's network namespace."""

@@ -211,6 +211,9 @@ class RealKernel:
         except (SetError, OSError) as error:
             raise KernelError(str(error)) from error
         table, hold = self._backstop(("inet", TABLE) in listed, driver)
+        if self._active is None and {owntable.SETS[PINS], owntable.SETS[HOST]} <= table.sets:
+            # An earlier writer decided in the table: what is allowed is in there, whatever is needed now.
+            self._active = OWN
         return Observed(
             tables=tables.pop(driver, {}),
             backstop=table.chains,
@@ -339,12 +342,14 @@ class RealKernel:
         old, before = self._sets, self.driver
         self._active = driver
         # A new table of our own was filled when it was made.
-        if OWN in (before, driver) and driver != OWN:
-            try:
-                for name in (PINS, HOST):
+        if before == OWN and driver != OWN:
+            for name in (PINS, HOST):
+                try:
                     self._sets.put(name, {e: entry.comment for e, entry in old.entries(name).items()})
-            except SetError as error:
-                raise KernelError(str(error)) from error
+                except SetError as error:
+                    # With a table that somebody deleted, what it allowed is gone too.
+                    if not error.missing:
+                        raise KernelError(str(error)) from error
 
     def _nft(self, script: str) -> None:
         if f"set {owntable.SETS[PINS]} {{" in script:

@@ -18,6 +18,8 @@ from enforcer.netfilter import xtlegacy
 
 LIBRARIES = ("usr/lib/*/xtables", "usr/lib64/xtables", "usr/lib/xtables", "lib/xtables")
 FLAGS = {"-i": "in_interface", "-o": "out_interface", "-p": "protocol", "-s": "src", "-d": "dst"}
+INTERFACES = {"-i": "iniface", "-o": "outiface"}
+IFNAMSIZ = 16
 # python-iptables 1.2.0 on libxtables 1.8.9: setting this one corrupts the heap, and the process dies later.
 # Nobody reads the prefix: the group says whose records they are.
 LEFT_OUT = frozenset({"nflog-prefix"})
@@ -74,6 +76,13 @@ def parse(text: str) -> Spec:
             raise ScriptError(f"{word!r} in {text!r}")
         inverted = False
     return spec
+
+
+def interface_mask(text: str) -> bytes:
+    """Return which bytes of an interface's name a rule compares; ``text``: as iptables takes it, or empty."""
+    name = text.removeprefix("!").strip()
+    compared = name[:-1] if name.endswith("+") else f"{name}\0" if name else ""
+    return (b"\xff" * len(compared)).ljust(IFNAMSIZ, b"\0")
 
 
 def main() -> int:
@@ -170,6 +179,10 @@ class Script:
         rule = (self._iptc.Rule if self._family == 4 else self._iptc.Rule6)()
         for flag, value in spec.flags.items():
             setattr(rule, FLAGS[flag], value)
+        if self._family == 6:
+            # python-iptables 1.2.0 compares one bit of each letter there: other interfaces would match too.
+            for flag, name in INTERFACES.items():
+                setattr(rule.entry.ipv6, f"{name}_mask", interface_mask(spec.flags.get(flag, "")))
         for part in spec.matches:
             _fill(rule.create_match(part.name), part)
         # "-j" to nothing is what iptables makes of a rule without a target: the next one is looked at.

@@ -8,9 +8,12 @@ never be taken for the one whose namespace has the rules.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from enforcer.netfilter import entering
 
 PROC = Path("/proc")
 PID_FILE = "docker.pid"
@@ -106,8 +109,12 @@ def find(runtime: Path, proc: Path = PROC) -> Daemon:
 
 
 def enter(daemon: Daemon) -> tuple[str, ...]:
-    """Return the beginning of a command that runs in the daemon's namespaces, as their owner."""
-    return ("nsenter", "-U", "--preserve-credentials", "-n", "-m", "-t", str(daemon.pid), "--")
+    """Return the beginning of a command that runs in the daemon's namespaces, as their owner.
+
+    It fails when the daemon has ended by then, whoever has its process id.
+    """
+    numbers = (str(daemon.pid), str(daemon.start), str(daemon.netns))
+    return (sys.executable, "-I", "-S", entering.__file__, *numbers, "--")
 
 
 def runtime_directory(environ: Mapping[str, str]) -> Path:

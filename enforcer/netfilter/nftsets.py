@@ -24,13 +24,14 @@ from enforcer.netfilter.skeleton import TABLE, TIMEOUT
 NETLINK_NETFILTER = 12
 SUBSYSTEM, NEW, GET, DELETE, GET_SET = 10, 12, 13, 14, 10
 BATCH_BEGIN, BATCH_END, INET = 16, 17, 1
-REQUEST, ACK, DUMP, CREATE = 1, 4, 0x300, 0x400
+REQUEST, ACK, DUMP, CREATE, INTERRUPTED = 1, 4, 0x300, 0x400, 0x10
 ERROR, DONE = 2, 3
 HEADER = struct.Struct("=IHHII")
 NESTED, KIND = 0x8000, 0x3FFF
 CHUNK = 100  # elements in one message; its length is a number of 16 bits
 BATCH = 10  # messages in one transaction: all of it has to fit the socket's buffer
 TRIES = 3
+LOOKS = 20  # any other table's change spoils a look
 WAIT = 5.0
 NUMBERS = {number: name for name, number in PROTOCOLS.items()}
 
@@ -144,27 +145,38 @@ class TableSets:
         Raises:
             SetError: there is no such set, or it cannot be read.
         """
-        set_ = name.encode() + b"\0"
-        body = attribute(1, TABLE.encode() + b"\0") + attribute(2, set_)
-        sequence = self._next()
-        found: list[Row] = []
+        body = attribute(1, TABLE.encode() + b"\0") + attribute(2, name.encode() + b"\0")
         try:
-            self._socket.send(message(SUBSYSTEM << 8 | GET, DUMP, sequence, body))
-            while True:
-                for kind, answered, content in _messages(self._socket.recv(1 << 18)):
-                    if answered != sequence:
-                        continue
-                    if kind in (ERROR, DONE):
-                        code = -struct.unpack_from("=i", content)[0] if len(content) >= 4 else 0
-                        if code:
-                            raise OSError(code, os.strerror(code))
-                        return found
-                    for _, element in each(attributes(content[4:]).get(3, b"")):
-                        row = decode(element)
-                        if row is not None:
-                            found.append(row)
+            for _ in range(LOOKS):
+                found = self._look(body)
+                if found is not None:
+                    return found
         except OSError as error:
             raise SetError(f"list {name}: {error}") from error
+        raise SetError(f"list {name}: the rules change all the time")
+
+    def _look(self, body: bytes) -> list[Row] | None:
+        """Return what a set holds, None when the rules changed meanwhile: elements may be missing then."""
+        sequence = self._next()
+        found: list[Row] = []
+        whole = True
+        self._socket.send(message(SUBSYSTEM << 8 | GET, DUMP, sequence, body))
+        while True:
+            for kind, flags, answered, content in _messages(self._socket.recv(1 << 18)):
+                if answered != sequence:
+                    continue
+                whole = whole and not flags & INTERRUPTED
+                if kind in (ERROR, DONE):
+                    code = -struct.unpack_from("=i", content)[0] if len(content) >= 4 else 0
+                    if code == errno.EINTR:
+                        return None
+                    if code:
+                        raise OSError(code, os.strerror(code))
+                    return found if whole else None
+                for _, element in each(attributes(content[4:]).get(3, b"")):
+                    row = decode(element)
+                    if row is not None:
+                        found.append(row)
 
     def _write(self, name: str, changes: list[tuple[int, list[Row]]]) -> None:
         """Delete and add in transactions; OSError when the kernel refuses one."""
@@ -190,7 +202,7 @@ class TableSets:
         data += message(BATCH_END, 0, self._next(), b"", 0, SUBSYSTEM)
         sock.send(data)
         while waiting:
-            for kind, answered, content in _messages(sock.recv(1 << 18)):
+            for kind, _, answered, content in _messages(sock.recv(1 << 18)):
                 if kind != ERROR or answered not in waiting:
                     continue
                 code = -struct.unpack_from("=i", content)[0]
@@ -285,8 +297,8 @@ def _key(element: Element) -> bytes:
     return flow_key(element.src, PROTOCOLS[element.proto], element.port, element.dst)
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     while len(data) >= HEADER.size:
-        length, kind, _, sequence, _ = HEADER.unpack_from(data)
-        yield kind, sequence, data[HEADER.size : length]
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data)
+        yield kind, flags, sequence, data[HEADER.size : length]
         data = data[(length + 3) & ~3 :]

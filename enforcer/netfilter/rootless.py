@@ -21,7 +21,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import NoReturn
 
-from enforcer.netfilter import namespace, process
+from enforcer.netfilter import namespace
 from enforcer.netfilter.kernel import RealKernel
 from enforcer.netfilter.namespace import OWNER, SOCKET, Daemon, NotGuarded
 from enforcer.netfilter.server import (
@@ -125,12 +125,11 @@ def join(
 
     Raises:
         NotGuarded: there is no engine that was started by the guard.
-        ToolError: nsenter is missing.
     """
     found = namespace.find(namespace.runtime_directory(environ))
     numbers = [str(found.pid), str(found.start), str(found.netns)]
     entering = namespace.enter(found)
-    execute(process.find(entering[0]), [*entering, *command, "joined", *numbers])
+    execute(entering[0], [*entering, *command, "joined", *numbers])
     return 1
 
 

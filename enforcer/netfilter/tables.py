@@ -8,7 +8,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,8 @@ Script = tuple[int, str]
 
 TABLES = ((4, "filter"), (4, "nat"), (6, "filter"))
 LOCK = Path("/run/xtables.lock")
+PATIENCE, BETWEEN = 10.0, 0.02
+"""Seconds to wait for the lock, and between two tries: others hold it for milliseconds."""
 CHILD = (
     "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
     "from enforcer.netfilter.legacy import main; sys.exit(main())"
@@ -72,9 +75,17 @@ class LegacyTables:
     what goes wrong in there is an error, and not the end of the writer.
     """
 
-    def __init__(self, run: Run = process.run, lock: Path = LOCK) -> None:
+    def __init__(
+        self,
+        run: Run = process.run,
+        lock: Path = LOCK,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._run = run
         self._lock = lock
+        self._clock = clock
+        self._sleep = sleep
 
     def read(self) -> dict[tuple[int, str], Lines]:
         """See Tables."""
@@ -97,12 +108,25 @@ class LegacyTables:
         """Hold the lock that iptables and Docker take: the kernel itself lets writers undo each other."""
         with contextlib.ExitStack() as stack:
             descriptor = self._open(stack)
-            # Others hold it for milliseconds; the kernel queues fairly.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._take(descriptor)
             try:
                 yield
             finally:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def _take(self, descriptor: int) -> None:
+        """Take the lock, or fail: whoever keeps it must not stop the writer from doing everything else."""
+        end = self._clock() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock() >= end:
+                    raise TimeoutError(
+                        f"another program has held {self._lock} for {PATIENCE:.0f} s: fuser {self._lock}"
+                    ) from None
+            self._sleep(BETWEEN)
 
     def _open(self, stack: contextlib.ExitStack) -> int:
         try:

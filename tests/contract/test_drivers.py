@@ -197,6 +197,61 @@ def test_flushed_rules_are_no_other_engine_also_after_a_restart(
         assert [p.part for p in of.audit().problems] == ["hook"]
 
 
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_table_made_anew_at_the_start_keeps_what_running_sessions_may_reach(
+    hosts: Hosts, engine: Engine, tmp_path: Path, remembered: bool
+) -> None:
+    hosts.serve("far", 443)
+    with writing(engine, tmp_path / "driver") as of:
+        assert driver(of) == OWN
+        grant(of, PIN)
+        assert hosts.connect(ALLOWED, 443) == "open"
+    if not remembered:
+        (tmp_path / "driver").unlink()
+    # As an upgrade finds it whose rules have another text.
+    sh("nft flush chain inet corral sandbox_in")
+    assert hosts.connect(ALLOWED, 443) != "open"
+    with writing(engine, tmp_path / "driver") as of:
+        assert set(of.kernel.entries(PINS)) == {PIN}
+        assert hosts.connect(ALLOWED, 443) == "open"
+        assert of.audit().steps == ()
+
+
+@pytest.mark.parametrize(("old", "new"), MOVES)
+def test_an_engine_that_moved_while_the_writer_was_away_keeps_its_sessions(
+    hosts: Hosts, engine: Engine, tmp_path: Path, old: str, new: str
+) -> None:
+    hosts.serve("far", 443)
+    engine.start(old)
+    with writing(engine, tmp_path / "driver") as of:
+        assert driver(of) == old
+        grant(of, PIN)
+    engine.leave(old)
+    engine.start(new)
+    with writing(engine, tmp_path / "driver") as of:
+        assert driver(of) == new
+        assert set(of.kernel.entries(PINS)) == {PIN}
+        assert hosts.connect(ALLOWED, 443) == "open"
+        assert hosts.connect(FORBIDDEN, 443).startswith("refused")
+        assert of.audit().steps == ()
+
+
+def test_an_engine_that_moves_away_from_a_table_somebody_deleted_is_followed(
+    hosts: Hosts, engine: Engine
+) -> None:
+    engine.start(OWN)
+    with writing(engine) as of:
+        grant(of, PIN)
+        sh("nft delete table inet corral")
+        engine.leave(OWN)
+        engine.start(NFT)
+        of.heal("a change by others")
+        assert driver(of) == NFT
+        assert of.kernel.entries(PINS) == {}
+        grant(of, PIN)
+        assert set(of.kernel.entries(PINS)) == {PIN}
+
+
 def test_stale_rules_in_the_other_iptables_are_named_and_nothing_is_granted(
     hosts: Hosts, engine: Engine
 ) -> None:
@@ -270,6 +325,21 @@ def test_a_legacy_table_is_read_as_its_own_program_prints_it(hosts: Hosts, engin
             for line, words in zip(lines, printed, strict=True):
                 assert set(line.split()) <= {word.strip('"') for word in words}
     assert read["DOCKER"] == ["! -i docker0 -o docker0 -j ACCEPT", ""]
+
+
+def test_the_programs_of_the_legacy_tables_find_each_rule_as_they_print_it(
+    hosts: Hosts, engine: Engine
+) -> None:
+    """Else they could not delete it, which is how an uninstallation goes."""
+    engine.start(LEGACY)
+    found = 0
+    with writing(engine):
+        for command in ("iptables-legacy", "iptables-legacy -t nat", "ip6tables-legacy"):
+            for line in sh(f"{command} -S").splitlines():
+                if "corral:" in line:
+                    sh(f"{command} -C {line.removeprefix('-A ')}")
+                    found += 1
+    assert found > 20
 
 
 CONFINED = """

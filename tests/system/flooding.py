@@ -58,9 +58,17 @@ class Sink:
 
     box: Box
     path: str
+    before: int = 0
 
     @property
     def heard(self) -> int:
+        return self._count() - self.before
+
+    def reset(self) -> None:
+        """Count from here."""
+        self.before = self._count()
+
+    def _count(self) -> int:
         text = self.box.run(["cat", self.path], check=False).stdout
         return int(text or 0)
 

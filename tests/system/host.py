@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import textwrap
 import time
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.lab import Box, Internet, Lab
+from tests.lab import Box, Internet, Lab, engines
 
-PYTHON = "/home/dev/.local/share/pipx/venvs/corral/bin/python"
+# Where pipx keeps its environments: that of Debian 12 is older.
+PIPX = f"/home/dev/.local/{'' if engines.chosen().suite == 'bookworm' else 'share/'}pipx"
+PYTHON = f"{PIPX}/venvs/corral/bin/python"
+STARTS = "CORRAL_STARTS"
 ENFORCER = "corral-enforcer.service"
 APPROVE = 'corral policy accept "$(corral policy hash)"'
 CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
@@ -137,6 +141,14 @@ class Host:
     def root(self, *argv: str, check: bool = True, **options: Any) -> Done:
         return self.box.run(argv, user="root", check=check, **options)
 
+    def root_inside(self, container: str, *argv: str, timeout: float = 60) -> Done:
+        """Run a program of the box as root, with every capability, in a container's network namespace.
+
+        Docker 20.10 refuses `docker exec --privileged` where the container has no capability.
+        """
+        pid = self.box.run(["docker", "inspect", "-f", "{{.State.Pid}}", container]).stdout.strip()
+        return self.root("nsenter", "-n", "-t", pid, *argv, timeout=timeout)
+
     def shell(self, script: str, user: str = "dev", check: bool = True, timeout: float = 60) -> Done:
         return self.box.run(["bash", "-ec", script], user=user, check=check, timeout=timeout)
 
@@ -225,6 +237,11 @@ def host(installed: Box, internet: Internet) -> Iterator[Host]:
     finally:
         made.user_systemctl("start", ENFORCER, check=False)
         made.end_projects()
+
+
+def starts(usually: int) -> int:
+    """Return how often to start what floods from its first instruction; `make test-all` wants 100."""
+    return int(os.environ.get(STARTS) or usually)
 
 
 def until(condition: Callable[[], object], timeout: float, what: str) -> float:

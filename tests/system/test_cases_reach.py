@@ -55,9 +55,8 @@ def test_of_an_allowed_address_only_the_declared_port_answers_and_the_rest_is_re
     project = host.project("protocols")
     project.start("sh", "-c", "touch up; sleep 120", marker="up")
     container = project.sandbox["sessions"][0]["container"]
-    inside = ["docker", "exec", "--privileged", "--user", "root", container, "python3", "-c", KINDS, allowed]
     host.internet.reset_counters()
-    took = json.loads(host.box.run(inside, timeout=90).stdout)
+    took = json.loads(host.root_inside(container, "python3", "-c", KINDS, allowed, timeout=90).stdout)
     print(took)
     arrived = {key: n for key, n in host.internet.all_packets().items() if key[1] == allowed}
     # What got there is TCP to 443 alone.
@@ -93,15 +92,14 @@ def syn(src, dst):
 s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 for _ in range(50): s.sendto(syn("{lent}", "{allowed}"), ("{allowed}", 0))
 """
-    run = ["docker", "exec", "--privileged", "--user", "root"]
     host.internet.reset_counters()
-    host.box.run([*run, own, "python3", "-c", spoof])
+    host.root_inside(own, "python3", "-c", spoof)
     assert host.internet.packets(allowed) == 0
     counted = host.root("nft", "list", "chain", "inet", "corral", "anti_spoof").stdout
     dropped = [line for line in counted.splitlines() if "fib saddr" in line]
     assert any(" packets 0 " not in line for line in dropped), counted
     # The control: from the one whose address it is, the same frames arrive.
-    host.box.run([*run, neighbour.sandbox["sessions"][0]["container"], "python3", "-c", spoof])
+    host.root_inside(neighbour.sandbox["sessions"][0]["container"], "python3", "-c", spoof)
     until(lambda: host.internet.packets(allowed, "tcp", 443) > 0, 10, "the owner's frames arrive")
 
 

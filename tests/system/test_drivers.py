@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from .host import FLOOD, Host, until
+from .host import FLOOD, PYTHON, Host, starts, until
 
 FORBIDDEN = "203.0.113.66"
 ALLOWED = "https://allowed1.corral.example/"
@@ -26,13 +26,7 @@ def skeleton(host: Host) -> dict[str, object]:
         "import json, os; from enforcer.client import Client, socket_path; "
         "print(json.dumps(Client(socket_path(dict(os.environ)), timeout=10).live('')['skeleton']))"
     )
-    python = "/home/dev/.local/share/pipx/venvs/corral/bin/python"
-    python = (
-        python
-        if host.box.run(["test", "-x", python], check=False).returncode == 0
-        else ("/home/dev/.local/pipx/venvs/corral/bin/python")
-    )
-    return dict(json.loads(host.box.run([python, "-c", script]).stdout))
+    return dict(json.loads(host.box.run([PYTHON, "-c", script]).stdout))
 
 
 def chains(host: Host, program: str) -> str:
@@ -61,9 +55,10 @@ def test_the_main_job_is_done_behind_the_driver_this_host_needs(host: Host) -> N
 
 
 @BOTH
+@pytest.mark.fault("packets before policy")
 def test_nothing_gets_out_before_the_rules_in_several_starts(host: Host) -> None:
     project = host.project("early")
-    for _ in range(5):
+    for _ in range(starts(5)):
         sent = project.inside("python3", "-c", FLOOD, FORBIDDEN, "0.2").stdout
         assert int(sent.split()[-1]) > 100
     assert host.internet.packets(FORBIDDEN) == 0
@@ -116,6 +111,22 @@ def test_without_its_library_the_installation_is_refused_with_the_fix(host: Host
     finally:
         host.box.run(["pipx", "inject", "corral", "python-iptables"], timeout=300)
         host.box.run(["corral", "install"], timeout=180)
+
+
+@LEGACY
+def test_the_rules_are_loaded_at_boot_also_where_the_program_of_the_legacy_tables_is_gone(host: Host) -> None:
+    program = "/usr/sbin/iptables-legacy"
+    host.root("mv", program, f"{program}.away")
+    # As at a boot: nobody has made the lock file yet.
+    host.root("rm", "/run/xtables.lock")
+    try:
+        host.root("systemctl", "restart", "corral-skeleton.service", "corral-netfilter.service")
+        assert host.root("systemctl", "is-active", "corral-skeleton.service").stdout == "active\n"
+        assert host.root("systemctl", "is-active", "corral-netfilter.service").stdout == "active\n"
+    finally:
+        host.root("mv", f"{program}.away", program)
+        host.root("systemctl", "restart", "corral-skeleton.service", "corral-netfilter.service")
+        host.wait_enforcer()
 
 
 @BOTH

@@ -310,9 +310,7 @@ def test_loopback_of_the_host_is_out_of_reach_where_it_is_routed(host: Host) -> 
             # Root inside, with raw frames: to the gateway's hardware address, for 127.0.0.1.
             container = flood.project.sandbox["sessions"][0]["container"]
             code = FRAME.format(port=9997)
-            host.box.run(
-                ["docker", "exec", "--privileged", "--user", "root", container, "python3", "-c", code]
-            )
+            host.root_inside(container, "python3", "-c", code)
             assert loopback.heard == 0
             # The same frames from a container on Docker's own bridge do arrive.
             image = host.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
@@ -333,13 +331,12 @@ try:
 except OSError: pass
 arp = [l.split() for l in open("/proc/net/arp")][1:]
 mac = bytes.fromhex(next(a[3] for a in arp if a[0] == gw).replace(":", ""))
-own = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect((gw, 9)); src = u.getsockname()[0]
 def total(b):
     s = sum(struct.unpack("!%dH" % (len(b) // 2), b)); s = (s >> 16) + (s & 0xffff); return ~(s + (s >> 16)) & 0xffff
 udp = struct.pack("!HHHH", 4000, {port}, 9, 0) + b"x"
 head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, socket.inet_aton(src), socket.inet_aton("127.0.0.1"))
 ip = head[:10] + struct.pack("!H", total(head)) + head[12:] + udp
-s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(("eth0", 0))
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(("eth0", 0)); own = s.getsockname()[4]
 for _ in range(20): s.send(mac + own + b"\\x08\\x00" + ip)
 """

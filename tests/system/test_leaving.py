@@ -7,13 +7,14 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from tests.lab import Box
 
-from .host import BASE_POLICY, CONFIG, ENFORCER, FLOOD, PYTHON, Done, Host, Project
+from .host import BASE_POLICY, CONFIG, ENFORCER, FLOOD, PIPX, PYTHON, Done, Host, Project
 
 EVE = 1001
 STATE = ".local/share/corral"
@@ -326,8 +327,7 @@ class Eve:
         script = f"""
             id eve >/dev/null 2>&1 || useradd --create-home --uid {EVE} --shell /bin/bash --groups docker eve
             echo 'eve ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/eve
-            chmod o+x /home/dev /home/dev/.local /home/dev/.local/share /home/dev/.local/share/pipx
-            chmod o+x /home/dev/.local/share/pipx/venvs
+            chmod o+x /home/dev /home/dev/.local {PurePosixPath(PIPX).parent} {PIPX} {PIPX}/venvs
             loginctl enable-linger eve
         """
         self.box.run(["bash", "-ec", script], user="root")

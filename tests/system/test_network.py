@@ -6,13 +6,14 @@ import time
 
 import pytest
 
-from .host import BASE_POLICY, FLOOD, Host
+from .host import BASE_POLICY, FLOOD, Host, starts
 
 pytestmark = pytest.mark.representative
 
 
 @pytest.mark.smoke
-def test_a_flood_as_the_first_act_reaches_nothing_in_fifty_starts(host: Host) -> None:
+@pytest.mark.fault("packets before policy")
+def test_a_flood_as_the_first_act_reaches_nothing_in_any_start(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("first-act")
     project.inside("true")
@@ -20,9 +21,10 @@ def test_a_flood_as_the_first_act_reaches_nothing_in_fifty_starts(host: Host) ->
     host.internet.reset_counters()
     # Nothing runs before the program: neither the entrypoint nor what it checks.
     sent = [
-        int(host.plain("python3", "-c", FLOOD, forbidden, "0.3", network=network).stdout) for _ in range(50)
+        int(host.plain("python3", "-c", FLOOD, forbidden, "0.3", network=network).stdout)
+        for _ in range(starts(50))
     ]
-    assert sum(sent) > 50_000
+    assert sum(sent) > 1000 * starts(50)
     assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
     host.plain("python3", "-c", FLOOD, forbidden, "0.3")
     assert host.internet.packets(forbidden, "udp") > 100
@@ -95,7 +97,8 @@ def test_names_that_are_not_listed_fail_at_once_and_nobody_is_asked(host: Host, 
     for what, (code, seconds) in seen.items():
         if unlisted in what:
             assert code != 0, what
-            assert seconds < 1, what
+            # Docker's resolver of 20.10 says nothing instead of no: a second for each of two questions.
+            assert seconds < (3 if host.box.engine.suite == "bookworm" else 1), what
         else:
             assert code == 0, what
     assert [query for query in asked if query.name == f"control-{unlisted}"]

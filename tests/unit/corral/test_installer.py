@@ -341,7 +341,7 @@ def test_the_library_is_brought_only_where_the_legacy_tables_are_used(
 ) -> None:
     monkeypatch.setattr(legacy, "hooked", lambda _run: hooked)
     monkeypatch.setattr(legacy, "alternative", lambda: alternative)
-    monkeypatch.setattr(legacy, "program", lambda: "/usr/sbin/iptables-legacy")
+    monkeypatch.setattr(legacy, "program", lambda *_: "/usr/sbin/iptables-legacy")
     payload = machine.payload("0.1.0")
     payload["library"] = install.base64.b64encode(install.archive(LIBRARY)).decode()
     answer = root.install(payload, machine.places, machine.run)
@@ -353,12 +353,32 @@ def test_the_library_is_brought_only_where_the_legacy_tables_are_used(
     assert lock.exists() == brought
     if brought:
         assert lock.read_text() == "[Service]\nStandardInput=file:/run/xtables.lock\n"
+        skeleton = machine.places.units / "corral-skeleton.service.d" / legacy.DROP_IN
+        commands = [line.partition("=")[2] for line in skeleton.read_text().splitlines() if "=" in line]
+        # What fails before the rules must not keep them from being loaded.
+        assert all(command.startswith("-+") for command in commands)
+        assert commands[0].split()[0] == "-+/usr/sbin/iptables-legacy"
+        assert commands[-1].split()[-1] == "/run/xtables.lock"
     # On nft again: what was brought for the other goes.
     monkeypatch.setattr(legacy, "hooked", lambda _run: False)
     monkeypatch.setattr(legacy, "alternative", lambda: False)
     root.install(payload, machine.places, machine.run)
     assert not lock.exists()
     assert not (directory / "iptc").exists()
+
+
+def test_where_the_program_is_gone_the_units_do_not_name_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(legacy, "hooked", lambda _run: False)
+    monkeypatch.setattr(legacy, "alternative", lambda: True)
+    payload = machine.payload("0.1.0")
+    payload["library"] = install.base64.b64encode(install.archive(LIBRARY)).decode()
+    dropped_in = machine.places.units / "corral-skeleton.service.d" / legacy.DROP_IN
+    for tool, there in (("/usr/sbin/iptables-legacy", True), ("", False)):
+        monkeypatch.setattr(legacy, "program", lambda *_, tool=tool: tool)
+        root.install(payload, machine.places, machine.run)
+        assert dropped_in.exists() is there
 
 
 def test_without_the_library_a_legacy_host_is_refused_before_anything_is_replaced(

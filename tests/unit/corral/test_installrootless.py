@@ -180,5 +180,4 @@ def test_what_is_looked_up_is_looked_up_where_the_bridges_are(
     with pytest.raises(EnforcerError, match="does not run"):
         rootless.entering(environ)
     (tmp_path / namespace.PID_FILE).write_text(str(os.getpid()))
-    assert rootless.entering(environ)[0] == "nsenter"
-    assert str(os.getpid()) in rootless.entering(environ)
+    assert rootless.entering(environ)[-4] == str(os.getpid())

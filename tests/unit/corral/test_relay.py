@@ -176,7 +176,7 @@ def test_a_relay_of_the_users_own_engine_enters_it_and_ends_with_it(systemd: Fak
     (one,) = relay.relays(SANDBOX, [HostService(name="a", port=8081)], GATEWAY, 7, first)
     argv = one.argv("/proxy")
     assert "--property=PartOf=docker.service" in argv
-    assert argv[argv.index("/proxy") + 1] == "nsenter"
+    assert argv[-4:] == ("10", "1", "3", "--")
     Manager({}).ensure([one])
     Manager({}).ensure([one])
     assert len(systemd.started) == 1

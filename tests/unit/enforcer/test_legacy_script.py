@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enforcer.netfilter.legacy import ScriptError, parse
+from enforcer.netfilter.legacy import ScriptError, interface_mask, parse
 from enforcer.netfilter.skeleton import Skeleton
 
 SKELETON = Skeleton()
@@ -41,3 +41,10 @@ def test_what_no_rule_has_is_an_error_and_not_a_wider_rule() -> None:
         parse("-i corral-+ --dport 443 -j ACCEPT")
     with pytest.raises(ScriptError):
         parse("-x -j ACCEPT")
+
+
+@pytest.mark.parametrize(
+    ("text", "compared"), [("", 0), ("corral-+", 7), ("!corral-+", 7), ("+", 0), ("eth0", 5), ("!eth0", 5)]
+)
+def test_every_bit_of_an_interfaces_name_is_compared(text: str, compared: int) -> None:
+    assert interface_mask(text) == b"\xff" * compared + bytes(16 - compared)

@@ -6,7 +6,24 @@ import struct
 
 import pytest
 
-from enforcer.netfilter.nftsets import Row, attribute, attributes, decode, encode, flow_key, flow_of
+from enforcer.netfilter import nftsets
+from enforcer.netfilter.ipsets import SetError
+from enforcer.netfilter.nftsets import (
+    DONE,
+    HEADER,
+    INTERRUPTED,
+    NESTED,
+    NEW,
+    SUBSYSTEM,
+    Row,
+    TableSets,
+    attribute,
+    attributes,
+    decode,
+    encode,
+    flow_key,
+    flow_of,
+)
 
 KEY = flow_key("192.0.2.2", 6, 443, "203.0.113.10")
 
@@ -53,3 +70,53 @@ def test_counters_among_several_expressions_are_found() -> None:
 
 def test_an_element_without_a_key_is_passed_over() -> None:
     assert decode(attribute(3, struct.pack("!I", 2))) is None
+
+
+class Dumping:
+    """The kernel's end of a socket: each look is answered with rows, and with what the header's flags say."""
+
+    def __init__(self, looks: list[tuple[list[Row], int]]) -> None:
+        self.looks = looks
+        self.asked = 0
+        self.sequence = 0
+
+    def send(self, data: bytes) -> None:
+        self.sequence = HEADER.unpack_from(data)[3]
+        self.asked += 1
+
+    def recv(self, _size: int) -> bytes:
+        rows, flags = self.looks[min(self.asked, len(self.looks)) - 1]
+        elements = attribute(3 | NESTED, b"".join(encode(row) for row in rows))
+        return self._message(SUBSYSTEM << 8 | NEW, flags, bytes(4) + elements) + self._message(
+            DONE, flags, bytes(4)
+        )
+
+    def _message(self, kind: int, flags: int, content: bytes) -> bytes:
+        return HEADER.pack(HEADER.size + len(content), kind, flags, self.sequence, 0) + content
+
+    def close(self) -> None:
+        pass
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, *looks: tuple[list[Row], int]) -> tuple[TableSets, Dumping]:
+    sets = TableSets(lambda: None)
+    sets.close()
+    kernel = Dumping(list(looks))
+    monkeypatch.setattr(sets, "_socket", kernel)
+    return sets, kernel
+
+
+def test_a_look_during_which_the_rules_changed_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = flow_key("192.0.2.2", 6, 443, "203.0.113.11")
+    sets, kernel = reading(monkeypatch, ([Row(KEY)], INTERRUPTED), ([Row(KEY), Row(other)], 0))
+    assert [row.key for row in sets.rows("pins")] == [KEY, other]
+    assert kernel.asked == 2
+
+
+def test_rules_that_change_all_the_time_are_an_error_and_no_shorter_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets, kernel = reading(monkeypatch, ([Row(KEY)], INTERRUPTED))
+    with pytest.raises(SetError, match="change all the time"):
+        sets.rows("pins")
+    assert kernel.asked == nftsets.LOOKS

@@ -71,7 +71,7 @@ def test_the_engine_that_the_guard_became_is_found(machine: Machine) -> None:
     machine.engine()
     found = find(machine)
     assert (found.pid, found.start) == (PID, 100)
-    assert namespace.enter(found)[-2:] == (str(PID), "--")
+    assert namespace.enter(found)[-4:] == (str(PID), "100", str(found.netns), "--")
 
 
 def test_no_engine_and_one_that_the_guard_did_not_start_are_refused(machine: Machine) -> None:

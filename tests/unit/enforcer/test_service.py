@@ -95,6 +95,7 @@ def test_a_restart_keeps_what_stands_until_the_names_were_asked(play: Callable[.
         {"VolumesFrom": ["other"]},
         {"Dns": []},
         {"Dns": ["192.0.2.53"]},
+        {"DnsOptions": ["use-vc"]},
         {"ExtraHosts": ["x:192.0.2.1"]},
         {"PortBindings": {"80/tcp": [{}]}},
         {"Sysctls": {}},
@@ -131,6 +132,8 @@ def test_what_an_engine_adds_by_its_own_configuration_is_accepted(play: Callable
             PidsLimit=None,
             Memory=123 << 20,
             NanoCpus=10**9,
+            # Of an earlier corral, which gave none.
+            DnsOptions=[],
         )
         await ask(world.client.await_ready, "c1")
         assert set(world.writer.pins) == {PIN}

@@ -157,6 +157,23 @@ def test_the_digest_moves_with_content_and_names_and_not_with_caches(tmp_path: P
     assert results.digest(tmp_path) != before
 
 
+def test_other_engines_are_given_what_is_marked_for_them_and_the_rest_is_counted(tmp_path: Path) -> None:
+    test = tmp_path / "test_x.py"
+    test.write_text(
+        "import pytest\n@pytest.mark.case(1)\ndef test_case(): pass\n"
+        "@pytest.mark.fault('x')\ndef test_fault(): pass\ndef test_plain(): pass\n"
+    )
+    counted = {}
+    for engine, words in (("trixie", []), ("sid", []), ("bookworm", ["-m", "case"])):
+        lanes = results.Lanes(["one"], results.chosen(engine, words), tmp_path / engine)
+        lanes.scratch.mkdir()
+        assert lanes.run([str(test)]) == 0
+        counted[engine] = lanes.counter.outcomes
+    assert counted["trixie"] == {"passed": 3}
+    assert counted["sid"] == {"passed": 2, "deselected": 1}
+    assert counted["bookworm"] == {"passed": 1, "deselected": 2}
+
+
 def test_a_piece_that_fails_or_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = tmp_path / "test_x.py"
     test.write_text(
@@ -165,7 +182,7 @@ def test_a_piece_that_fails_or_never_ends_is_told(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(results, "PIECE_LIMIT", 20)
     lanes = results.Lanes(["one", "two"], ["-k", "good or bad"], tmp_path)
     assert lanes.run([str(test)]) == 1
-    assert lanes.counter.outcomes == {"passed": 1, "failed": 1}
+    assert lanes.counter.outcomes == {"passed": 1, "failed": 1, "deselected": 1}
     monkeypatch.setattr(results, "PIECE_LIMIT", 3)
     lanes = results.Lanes(["one"], ["-k", "long"], tmp_path / "other")
     lanes.scratch.mkdir()
