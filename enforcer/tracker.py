@@ -10,7 +10,7 @@ from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
-from enforcer import pins
+from enforcer import apart, pins
 from enforcer.config import Config
 from enforcer.engine import Engine
 from enforcer.host import addresses as host_addresses
@@ -42,7 +42,7 @@ LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpa
 
 
 class Tracker:
-    """Owns ``sessions``, ``networks`` and ``strangers``; tells the pinning engine who wants which names.
+    """Owns ``sessions``, ``networks``, ``apart`` and ``strangers``; tells the pinning engine who wants what.
 
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
@@ -77,6 +77,7 @@ class Tracker:
         self.lost_reason: str | None = None
         self.sessions: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
+        self.apart: dict[str, apart.Apart] = {}
         self._subnets: tuple[str, ...] = ()
         self._uplinks: frozenset[tuple[str, ...]] | None = None
         self._watch = Strangers(owner.uid, owner.gid, owner.rootless)
@@ -134,7 +135,7 @@ class Tracker:
                     await self._watch_stranger(ident)
 
     async def _network_event(self, action: str, container: str) -> None:
-        if action in ("connect", "disconnect") and container in self.sessions:
+        if action in ("connect", "disconnect") and container in {*self.sessions, *self.apart}:
             await self._look(container)
         if action == "connect":
             await self._watch_stranger(container)
@@ -153,7 +154,7 @@ class Tracker:
             try:
                 await self._refresh_world()
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
-                for ident in {*self.sessions, *self.unseen} - set(seen):
+                for ident in {*self.sessions, *self.unseen, *self.apart} - set(seen):
                     self._forget(ident)
                 for ident in seen:
                     # One container that Docker cannot show must not hide the others; it keeps what it has.
@@ -259,6 +260,12 @@ class Tracker:
         if not is_declared(labels, self.owner.uid) or (inspect.get("State") or {}).get("Status") not in ALIVE:
             self._forget(ident)
             return
+        without = apart.parse(inspect)
+        if without is not None:
+            self._forget(ident)
+            self.apart[ident] = without
+            return
+        self.apart.pop(ident, None)
         names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
         if not set(names) <= set(self.networks):
             await self._refresh_world()
@@ -366,6 +373,7 @@ class Tracker:
 
     def _forget(self, ident: str) -> None:
         self.unseen.pop(ident, None)
+        self.apart.pop(ident, None)
         if self.sessions.pop(ident, None) is not None:
             self.names.step(pins.Unsubscribe(ident))
             self._changed()
