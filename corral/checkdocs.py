@@ -222,6 +222,13 @@ DOCS: tuple[CheckDoc, ...] = (
         "enable the controller that the detail names, or set limits.best_effort: true to do without",
     ),
     CheckDoc(
+        "only-loopback",
+        "with egress.mode: none there is no interface but lo, no route, and no way to an address outside",
+        "/proc/self/net/dev and route are read; TCP and UDP to the probe must fail for want of a route",
+        "the container has a network, by the engine or by whoever connected one",
+        _STRAY,
+    ),
+    CheckDoc(
         "unlisted-host-blocked",
         "an address that no policy can allow is refused by the fence",
         "TCP must be answered by a reset at once, which a router or a dead host does not do; UDP by nothing",
@@ -292,6 +299,14 @@ DOCS: tuple[CheckDoc, ...] = (
         "the service reads the kernel's sets; each difference is named",
         "somebody changes the sets, or the service cannot write them",
         _RULES,
+        "host",
+    ),
+    CheckDoc(
+        "no-network",
+        "with egress.mode: none the engine gave the container no network",
+        "the network mode and the networks of its inspect; skipped with egress.mode: host",
+        "it was connected to a network from outside",
+        _STRAY,
         "host",
     ),
     CheckDoc(

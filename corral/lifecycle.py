@@ -11,11 +11,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine, held, network, protect, relay, rootless, secretchannel, state
+from corral import apart, checks, engine, held, network, protect, relay, rootless, secretchannel, state
 from corral.build import ensure_image
 from corral.context import Invocation
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
+from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
@@ -28,11 +29,11 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What all sessions of a sandbox share: its image, its network, the user, the secrets."""
+    """What all sessions of a sandbox share: its image, its network if any, the user, the secrets."""
 
     user: User
     image: str
-    plan: Plan
+    plan: Plan | None
     secrets: Mapping[str, str]
     limits: Limits
 
@@ -98,21 +99,29 @@ def prepare(invocation: Invocation) -> Prepared:
     refuse_root(invocation.user)
     loaded, console = invocation.approved, invocation.console
     secrets = read_secrets(loaded, invocation.user.uid)
-    invocation.check_enforcer()
+    fenced = loaded.connection == OWN
+    # Where nothing is to be made true in the kernel, nobody is needed who does it.
+    if fenced:
+        invocation.check_enforcer()
     built = ensure_image(invocation)
-    with console.step("network", minor=True):
+    layout = _network(invocation) if fenced else None
+    state.prepare(invocation.paths, loaded.profile)
+    limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
+    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits)
+
+
+def _network(invocation: Invocation) -> Plan:
+    with invocation.console.step("network", minor=True):
         layout = network.ensure(
             invocation.api,
-            loaded.sandbox,
+            invocation.loaded.sandbox,
             invocation.user.uid,
             ranges=subnet_ranges(invocation.config.subnet_range),
             lock=invocation.data / "networks.lock",
             environ=invocation.user.environ,
         )
     _relays(invocation, layout)
-    state.prepare(invocation.paths, loaded.profile)
-    limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
-    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits)
+    return layout
 
 
 def subnet_ranges(configured: IPv4Network | None) -> list[IPv4Network]:
@@ -177,7 +186,10 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
             # What is held now is what is mounted, so it is what has to pass.
             _look_again(invocation, places)
             with network.locked(paths.root / "addresses.lock"):
-                address, beside = network.free_address(api, loaded.sandbox, prepared.plan)
+                address, beside = "", False
+                if prepared.plan is not None:
+                    free, beside = network.free_address(api, loaded.sandbox, prepared.plan)
+                    address = str(free)
                 spec = plan(
                     loaded,
                     prepared.user,
@@ -187,7 +199,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     protected=protected,
                     secrets=bool(secrets),
                     image=prepared.image,
-                    address=str(address),
+                    address=address,
                     start=invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),
@@ -202,8 +214,10 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                         spec.container,
                         best_effort=loaded.policy.limits.best_effort,
                     )
-            with invocation.console.step("network policy", minor=True):
-                ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
+            ready: Mapping[str, Any] = {}
+            if prepared.plan is not None:
+                with invocation.console.step("network policy", minor=True):
+                    ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
             for warning in (*told, *ready.get("warnings", ())):
                 invocation.console.warn(str(warning))
             places.check()
@@ -228,9 +242,12 @@ def body(spec: SessionSpec, request: Request) -> dict[str, Any]:
     return found
 
 
-def _create_hosts(spec: SessionSpec, layout: Plan) -> None:
+def _create_hosts(spec: SessionSpec, layout: Plan | None) -> None:
     from enforcer.client import create_hosts_file, render_hosts_file
 
+    if layout is None:
+        create_hosts_file(Path(spec.hosts_file), apart.HOSTS.format(spec.service).encode())
+        return
     names = [name.host for name in spec.declaration.names]
     content = render_hosts_file(spec.service, spec.address, str(layout.gateway), names)
     create_hosts_file(Path(spec.hosts_file), content)

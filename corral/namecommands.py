@@ -36,10 +36,13 @@ def refresh(
     """
 
     def action() -> int:
+        from corral import apart
         from corral import names as on
 
         invocation = _invocation()
         hosts = [on.parse_target(name, force=True).host for name in names or ()]
+        if sandbox is None and not everything:
+            apart.refuse_names(invocation.loaded)
         ident = None if everything else sandbox or invocation.loaded.sandbox.id
         answer = invocation.enforcer.refresh(ident, hosts)
         _print(json.dumps(answer, indent=2) if as_json else on.told_refresh(answer))
@@ -71,6 +74,7 @@ def allow(
     """
 
     def action() -> None:
+        from corral import apart
         from corral import names as on
         from policy.errors import PolicyError
 
@@ -79,6 +83,8 @@ def allow(
         seconds = None if lasting is None else on.parse_duration(lasting)
         if save and sandbox is not None:
             raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+        if sandbox is None:
+            apart.refuse_names(invocation.loaded)
         ident = sandbox or invocation.loaded.sandbox.id
         answer = on.allow(invocation, wanted, ident, lasting=seconds, keep=save, force=force)
         _print(json.dumps(answer, indent=2) if as_json else on.told_allow(answer))
@@ -96,6 +102,7 @@ def deny(
     """
 
     def action() -> None:
+        from corral import apart
         from corral import names as on
         from policy.errors import PolicyError
 
@@ -103,6 +110,8 @@ def deny(
         wanted = on.parse_target(host, force=True)
         if wanted.port is not None:
             raise PolicyError("a name is denied with all its ports", f"corral deny {wanted.host}")
+        if sandbox is None:
+            apart.refuse_names(invocation.loaded)
         answer = invocation.enforcer.deny(sandbox or invocation.loaded.sandbox.id, wanted.host)
         _print(json.dumps(answer, indent=2) if as_json else on.told_deny(answer))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from corral import approval
+from corral import apart, approval
 from corral.plain import cleaned
 from corral.policyedit import save
 from policy.container import HOST_ALIAS
@@ -214,6 +214,16 @@ def check(invocation: Invocation, target: Target, sandbox: str | None) -> dict[s
         ident = loaded.sandbox.id
         allowed, reason = by_policy(loaded, target.host, port)
         policy = {"allowed": allowed, "reason": reason}
+        if apart.verdict(loaded) is not None:
+            return {
+                "host": target.host,
+                "port": port,
+                "allowed": allowed,
+                "policy": policy,
+                "sessions": [],
+                "resolution": None,
+                "problem": None,
+            }
     wanted = policy is not None and policy["allowed"] is True and target.host != HOST_ALIAS
     found: Mapping[str, Any] = {}
     problem = None
@@ -244,6 +254,9 @@ def check(invocation: Invocation, target: Target, sandbox: str | None) -> dict[s
 
 def by_policy(loaded: LoadedPolicy, host: str, port: int) -> tuple[bool, str]:
     """Say whether the policy allows ``host`` on ``port``, and which part of it, or what is missing."""
+    whole = apart.verdict(loaded)
+    if whole is not None:
+        return whole
     if host == HOST_ALIAS:
         names = [service.name for service in loaded.declaration.host_services if service.port == port]
         return bool(names), f"host service {names[0]}" if names else f"no host service has port {port}"

@@ -11,6 +11,7 @@ from corral import protect
 from corral.build import inputs
 from corral.context import Invocation
 from corral.session import SERVICE, mounts
+from policy.connection import HOST, OWN
 from policy.container import HOSTS_TARGET, SessionSpec, labels, network_body
 from policy.declaration import Declaration
 from policy.revision import revision
@@ -53,6 +54,7 @@ def rendered(invocation: Invocation) -> dict[str, Any]:
         workdir=str(loaded.project),
         argv=loaded.profile.interactive,
         declaration=loaded.declaration,
+        connection=loaded.connection,
     )
     return {
         "sandbox": loaded.sandbox.id,
@@ -72,8 +74,14 @@ def rendered(invocation: Invocation) -> dict[str, Any]:
             {"source": mount.source, "target": mount.target, "read_only": mount.read_only}
             for mount in mounts(loaded, paths, SESSION, protected)
         ]
-        + [{"source": session.hosts_file, "target": HOSTS_TARGET, "read_only": True}],
-        "network": network_body(loaded.sandbox, user.uid, SUBNET, GATEWAY, STRANGERS),
+        + (
+            [{"source": session.hosts_file, "target": HOSTS_TARGET, "read_only": True}]
+            if loaded.connection != HOST
+            else []
+        ),
+        "network": network_body(loaded.sandbox, user.uid, SUBNET, GATEWAY, STRANGERS)
+        if loaded.connection == OWN
+        else {"NetworkMode": loaded.connection},
         "kernel": kernel(loaded.declaration),
     }
 
@@ -111,7 +119,9 @@ def text(body: Mapping[str, Any]) -> str:
         "## Network",
         json.dumps(body["network"], indent=2, sort_keys=True),
         "",
-        "## Kernel entries; everything else is denied",
+        "## NOT ENFORCED: the kernel denies nothing"
+        if body["network"].get("NetworkMode") == HOST
+        else "## Kernel entries; everything else is denied",
         *(body["kernel"] or ["none"]),
     ]
     return "\n".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from corral import gitdirs, hooks, protect, terminal
+from corral import apart, gitdirs, hooks, protect, terminal
 from corral.attach import Streams, attach
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
@@ -42,6 +42,9 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
         raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
     request = Request(purpose, argv, new_session(), detect_terminal())
     say_where(invocation)
+    unfenced = apart.warning(invocation.approved)
+    if unfenced:
+        invocation.console.warn_block(unfenced)
     prepared = prepare(invocation)
     warn_of_git(invocation)
     user = invocation.user

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from corral import secretchannel
 from corral.state import EMPTY
+from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import Declaration
 from policy.identity import StatePaths
@@ -93,6 +94,17 @@ def gate(declaration: Declaration, outside: Outside) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
+def gate_of(loaded: LoadedPolicy, outside: Outside) -> str:
+    """Return what the entrypoint checks, by how the container is connected."""
+    if loaded.connection == OWN:
+        return gate(loaded.declaration, outside)
+    body = {
+        "connection": loaded.connection,
+        "probe": {"address": outside.probe, "port": outside.probe_port},
+    }
+    return json.dumps(body, separators=(",", ":"))
+
+
 def command(loaded: LoadedPolicy, given: Sequence[str]) -> tuple[str, ...]:
     """Return the argv of ``corral run``: the command after ``--``, else the harness itself."""
     return tuple(given) or loaded.profile.interactive
@@ -133,7 +145,7 @@ def environment(
     own = {
         "HOME": HOME,
         SESSION_VARIABLE: request.session,
-        GATE_VARIABLE: gate(loaded.declaration, outside),
+        GATE_VARIABLE: gate_of(loaded, outside),
     }
     own[MOUNTS_VARIABLE] = json.dumps(list(places), separators=(",", ":"), ensure_ascii=False)
     if secrets:
@@ -237,4 +249,5 @@ def plan(
         ipv6=ipv6,
         limits=limits,
         rootless=user.rootless,
+        connection=loaded.connection,
     )

@@ -23,8 +23,9 @@ def render(status: Mapping[str, Any], *, colour: bool) -> str:
     blocks = [_warnings(status, colour)]
     sandboxes = status.get("sandboxes") or []
     blocks += [_sandbox(sandbox, colour) for sandbox in sandboxes]
-    if not sandboxes:
+    if not sandboxes and not status.get("apart"):
         blocks.append(["no sandboxes"])
+    blocks.append(_apart(status.get("apart") or [], colour))
     blocks.append(_strangers(status.get("strangers") or [], colour))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -124,6 +125,19 @@ def _seconds(value: object) -> str:
         if value < 100 * size:
             return f"{value / size:.0f}{unit}"
     return f"{value / 86400:.0f}d"
+
+
+def _apart(rows: Iterable[Mapping[str, Any]], colour: bool) -> list[str]:
+    """Show the containers without a network of their own; what is not enforced is hard to overlook."""
+    lines = []
+    for row in rows:
+        head = f"{row.get('sandbox')}  {row.get('service')}-{row.get('session')}  {row.get('state')}  "
+        if row.get("enforced"):
+            lines.append(f"{head}no network (egress.mode: none)")
+        else:
+            text = f"{head}NOT ENFORCED: on this host's own network (egress.mode: host)"
+            lines.append(paint(text, RED, colour))
+    return lines
 
 
 def _strangers(strangers: Iterable[Mapping[str, Any]], colour: bool) -> list[str]:

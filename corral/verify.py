@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_image.files.entrypoint.gate import parse_hosts
-from corral import checks, engine, livecheck
+from corral import apart, checks, engine, livecheck
 from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
 from corral.insession import Unfinished, execute
@@ -23,9 +23,11 @@ from corral.livecheck import Sight
 from corral.names import changed_since
 from corral.policyedit import reach
 from corral.session import SERVICE, Request, mounts
+from corral.subnets import Plan
+from policy.connection import HOST, OWN
 from policy.container import HOSTS_TARGET, Limits
 from policy.container import user as as_user
-from policy.declaration import LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
+from policy.declaration import LABEL_CONNECTION, LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy
 from policy.mounts import is_within
@@ -58,7 +60,8 @@ def _twice(measure: Callable[[], list[Check]]) -> list[Check]:
 
 
 def _throw_away(invocation: Invocation, prepared: Prepared) -> list[Check]:
-    told = _expectations(invocation, prepared, {}, peers(invocation.enforcer.status(), ""))
+    others = peers(invocation.enforcer.status(), "") if prepared.plan is not None else {}
+    told = _expectations(invocation, prepared, {}, others)
     request = Request("verify", (PROGRAM, json.dumps(told)), new_session())
     try:
         with created(invocation, prepared, request) as container:
@@ -77,8 +80,16 @@ def _seen(
     invocation: Invocation, prepared: Prepared, container: Created, told: Mapping[str, Any]
 ) -> list[Check]:
     hosts = Path(container.spec.hosts_file)
-    # What the kernel holds before the first instruction is what it holds during it.
-    host_side = _host_side(invocation, prepared, container.ident, container.spec.address, hosts)
+    loaded = invocation.loaded
+    if prepared.plan is None:
+        with engine.errors("looking at the container"):
+            inspect = invocation.api.inspect_container(container.ident)
+        ready, host_side = apart.ready(loaded.connection), apart.host_side(inspect, loaded.connection)
+    else:
+        # What the kernel holds before the first instruction is what it holds during it.
+        address = container.spec.address
+        host_side = _host_side(invocation, prepared.plan, container.ident, address, hosts)
+        ready = Check("session-ready", "ok")
     try:
         answer = _run_to_end(invocation, container.ident)
     except Unfinished as late:
@@ -86,8 +97,9 @@ def _seen(
     else:
         inside = checks.parse_checker(*answer, asked=asked(told))
     if not any(check.name in {GATE, CHECKER} for check in inside):
-        inside.insert(0, Check(GATE, "ok"))
-    return [Check("session-ready", "ok"), *inside, *host_side]
+        told_of = loaded.connection == HOST
+        inside.insert(0, Check(GATE, "skip", ready.detail) if told_of else Check(GATE, "ok"))
+    return [ready, *inside, *host_side]
 
 
 def asked(told: Mapping[str, Any]) -> list[str]:
@@ -109,7 +121,7 @@ def _expectations(
         uid=invocation.user.uid,
         gid=invocation.user.gid,
         home=Path(invocation.user.home).resolve(),
-        gateway=str(prepared.plan.gateway),
+        gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
         probe=checks.probe_address(invocation.config.permit_ranges),
         names=names,
         resolvers=resolvers(invocation),
@@ -154,7 +166,8 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     session = str(labels.get(LABEL_SESSION, ""))
     with engine.errors(f"looking at the session {session}"):
         inspect = invocation.api.inspect_container(ident)
-    status = invocation.enforcer.status()
+    plan = prepared.plan
+    status = invocation.enforcer.status() if plan is not None else {}
     stale = started_differently(invocation, inspect, prepared.limits, session_row(status, ident))
     if stale:
         # What it was started with is not what the checker would compare with.
@@ -168,9 +181,12 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
         inside = [Check(CHECKER, "fail", str(late), session)]
     else:
         inside = checks.parse_checker(*answer, session=session, asked=asked(told))
-    address = _address(inspect, invocation.loaded.sandbox.network)
-    hosts = invocation.paths.hosts(session)
-    host_side = _host_side(invocation, prepared, ident, address, hosts, session)
+    if plan is None:
+        host_side = apart.host_side(inspect, invocation.loaded.connection, session)
+    else:
+        address = _address(inspect, invocation.loaded.sandbox.network)
+        hosts = invocation.paths.hosts(session)
+        host_side = _host_side(invocation, plan, ident, address, hosts, session)
     return [Check("session-policy", "ok", "", session), *inside, *host_side]
 
 
@@ -185,6 +201,8 @@ def started_differently(
     labels, actual = config.get("Labels") or {}, inspect.get("HostConfig") or {}
     session = str(labels.get(LABEL_SESSION, ""))
     differs = []
+    if (labels.get(LABEL_CONNECTION) or OWN) != loaded.connection:
+        differs.append("egress.mode")
     if _egress_differs(str(labels.get(LABEL_EGRESS)), loaded.declaration, row):
         differs.append("egress")
     mounted = {
@@ -263,7 +281,7 @@ def _sessions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _host_side(
-    invocation: Invocation, prepared: Prepared, ident: str, address: str, hosts: Path, session: str = ""
+    invocation: Invocation, plan: Plan, ident: str, address: str, hosts: Path, session: str = ""
 ) -> list[Check]:
     loaded = invocation.loaded
     live = invocation.enforcer.live(loaded.sandbox.id)
@@ -276,7 +294,7 @@ def _host_side(
     sight = Sight(
         declaration=changed_since(loaded.declaration, session_row(status, ident)),
         address=address,
-        gateway=str(prepared.plan.gateway),
+        gateway=str(plan.gateway),
         hostname=SERVICE,
         hosts=parse_hosts(text),
         published=published,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enforcer import pins
+from enforcer.apart import Apart
 from enforcer.config import Config
 from enforcer.sessions import Network, Session, Stranger
 from enforcer.writerclient import Held
@@ -84,6 +85,7 @@ def status(
     strangers: Iterable[Stranger],
     held: Held | None,
     errors: Iterable[str],
+    apart: Iterable[Apart] = (),
 ) -> dict[str, Any]:
     """Return the body of ``GET /v1/status``; ``rows`` maps network names to their sessions."""
     return {
@@ -104,6 +106,7 @@ def status(
             }
             for net in networks
         ],
+        "apart": [found.row() for found in apart],
         "strangers": [
             {"container": s.container, "name": s.name, "network": s.network, "reasons": list(s.reasons)}
             for s in strangers

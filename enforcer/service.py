@@ -436,6 +436,7 @@ class Service:
             [row for rows in self.tracker.strangers.values() for row in rows],
             held,
             self._problems(),
+            self.tracker.apart.values(),
         )
 
     def _state(self, session: Session) -> str:

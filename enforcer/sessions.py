@@ -21,6 +21,7 @@ from enforcer.overrides import Overrides
 from policy.container import (
     ENTRYPOINT,
     HOSTS_TARGET,
+    RUNTIMES,
     Mount,
     SessionSpec,
     host_config,
@@ -44,9 +45,10 @@ from policy.declaration import (
 from policy.errors import PolicyError
 from policy.identity import BRIDGE, SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 
-# What Docker fills in by itself. Everything else that corral did not ask for must be empty.
+# What Docker fills in by itself. Everything else that corral did not ask for must be empty. A runtime with a
+# kernel of its own is its user's wish: the rules are at the host's end of the link.
 DOCKER_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "Runtime": ("runc", "io.containerd.runc.v2"),
+    "Runtime": ("runc", "io.containerd.runc.v2", *RUNTIMES),
     "MemorySwappiness": (-1,),
 }
 # Values that say nothing about isolation.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from enforcer import apart
 from enforcer.engine import Engine
 from enforcer.sessions import Stranger, is_declared
 from policy.container import DEAD_RESOLVER, user
@@ -57,7 +58,8 @@ def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict
     if not is_declared(labels, uid):
         return dict.fromkeys(sorted(attached & frozenset(ours)), NOT_OURS)
     own = NETWORK_PREFIX + labels[LABEL_SANDBOX]
-    extra = attached - {own, "default", "none", ""}
+    # The host's network cannot be left, and a container that its user put there is not to leave it.
+    extra = attached - {own, "default", "none", "", apart.claimed(inspect)}
     found = dict.fromkeys(sorted(extra), f"a sandbox is on {own} alone")
     if own in attached and (inspect.get("HostConfig") or {}).get("Dns") != [DEAD_RESOLVER]:
         found[own] = LIVE_DNS

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
-from enforcer import pins
+from enforcer import apart, pins
 from enforcer.config import Config
 from enforcer.engine import Engine
 from enforcer.host import addresses as host_addresses
@@ -43,7 +43,7 @@ LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpa
 
 
 class Tracker:
-    """Owns ``sessions``, ``networks`` and ``strangers``; tells the pinning engine who wants which names.
+    """Owns ``sessions``, ``networks``, ``apart`` and ``strangers``; tells the pinning engine who wants what.
 
     What Docker reports is taken in one at a time and in order: a look that began before a container died must
     not add it again afterwards. ``changed`` is called when the desired state may have moved, ``told`` when
@@ -83,6 +83,7 @@ class Tracker:
         # What it forgot and Docker did not remove: it may be started again.
         self._away: dict[str, Session] = {}
         self.networks: dict[str, Network] = {}
+        self.apart: dict[str, apart.Apart] = {}
         self._subnets: tuple[str, ...] = ()
         self._uplinks: frozenset[tuple[str, ...]] | None = None
         self._watch = Strangers(owner.uid, owner.gid, owner.rootless)
@@ -140,7 +141,7 @@ class Tracker:
                     await self._watch_stranger(ident)
 
     async def _network_event(self, action: str, container: str) -> None:
-        if action in ("connect", "disconnect") and container in self.sessions:
+        if action in ("connect", "disconnect") and container in {*self.sessions, *self.apart}:
             await self._look(container)
         if action == "connect":
             await self._watch_stranger(container)
@@ -159,7 +160,7 @@ class Tracker:
             try:
                 await self._refresh_world()
                 seen = await asyncio.to_thread(engine.identifiers, self.owner.uid)
-                for ident in {*self.sessions, *self.unseen, *self.unfit} - set(seen):
+                for ident in {*self.sessions, *self.unseen, *self.unfit, *self.apart} - set(seen):
                     self._forget(ident)
                 for ident in self._away.keys() - set(seen):
                     del self._away[ident]
@@ -271,6 +272,12 @@ class Tracker:
             own = is_declared(labels, self.owner.uid)
             self.unfit[ident] = f"it is {status}" if own else "its labels do not say that it is a sandbox's"
             return
+        without = apart.parse(inspect)
+        if without is not None:
+            self._forget(ident)
+            self.apart[ident] = without
+            return
+        self.apart.pop(ident, None)
         names = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).keys()
         if not set(names) <= set(self.networks):
             await self._refresh_world()
@@ -426,6 +433,7 @@ class Tracker:
     def _forget(self, ident: str) -> None:
         self.unseen.pop(ident, None)
         self.unfit.pop(ident, None)
+        self.apart.pop(ident, None)
         session = self.sessions.pop(ident, None)
         if session is not None:
             self._away[ident] = session

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policy.connection import HOST, OWN
 from policy.declaration import (
+    LABEL_CONNECTION,
     LABEL_EGRESS,
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -29,6 +31,8 @@ HOME = "/home/agent"
 HOSTS_TARGET = "/etc/hosts"
 # Where a sandbox writes whose project is mounted read-only; it outlives the session.
 WORKSPACE = "/workspace"
+# Beside Docker's own, runc: what puts a kernel of its own between the container and the host's.
+RUNTIMES = ("runsc", "kata")
 DEAD_RESOLVER = "127.0.0.1"
 # Docker's resolver of 20.10 and its like answers nothing when nobody answers it: what asks for a name that is
 # in no file would wait 10 s. Later ones answer at once.
@@ -99,6 +103,8 @@ class SessionSpec:
     ``hosts_file`` is the absolute path of the published hosts file on the host.
     ``ipv6`` says whether the kernel has IPv6 (/proc/sys/net/ipv6 exists).
     ``rootless`` says that the engine is the user's own: ``uid`` and ``gid`` are still those on the host.
+    ``connection`` is one of ``policy.connection``; without a network of its own the address says nothing.
+    ``runtime`` is one of ``RUNTIMES``, empty for runc.
     """
 
     sandbox: Sandbox
@@ -122,6 +128,8 @@ class SessionSpec:
     limits: Limits = Limits()
     entrypoint: tuple[str, ...] = (ENTRYPOINT,)
     rootless: bool = False
+    connection: str = OWN
+    runtime: str = ""
 
     @property
     def container(self) -> str:
@@ -148,14 +156,18 @@ def labels(spec: SessionSpec) -> dict[str, str]:
         LABEL_UID: str(spec.uid),
         LABEL_PROJECT: spec.project,
         LABEL_EGRESS: spec.declaration.to_label(),
+        **({LABEL_CONNECTION: spec.connection} if spec.connection != OWN else {}),
     }
 
 
 def host_config(spec: SessionSpec) -> dict[str, Any]:
     """Return the HostConfig part of the create request."""
-    mounts = (*spec.mounts, Mount(spec.hosts_file, HOSTS_TARGET, read_only=True))
+    # On the host's network its names are the host's, too.
+    outside = spec.connection == HOST
+    hosts = () if outside else (Mount(spec.hosts_file, HOSTS_TARGET, read_only=True),)
+    mounts = (*spec.mounts, *hosts)
     return {
-        "NetworkMode": spec.sandbox.network,
+        "NetworkMode": spec.sandbox.network if spec.connection == OWN else spec.connection,
         # The container holds no capability at all; the network part is made true on the host.
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
@@ -164,12 +176,12 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "ShmSize": SHM_SIZE,
         **spec.limits.host_config(),
         "Ulimits": [{"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE}],
-        "Sysctls": dict(IPV6_OFF) if spec.ipv6 else {},
+        "Sysctls": dict(IPV6_OFF) if spec.ipv6 and not outside else {},
         # Dead inside the container's namespace: answered in a millisecond, nothing on the wire. Without it
         # dockerd asks the host's resolver from the host's namespace, where no rule knows whose query it is.
-        "Dns": [DEAD_RESOLVER],
-        "DnsSearch": ["."],
-        "DnsOptions": list(RESOLVER_OPTIONS),
+        "Dns": [] if outside else [DEAD_RESOLVER],
+        "DnsSearch": [] if outside else ["."],
+        "DnsOptions": [] if outside else list(RESOLVER_OPTIONS),
         "Mounts": [mount.body() for mount in mounts],
         "IpcMode": "private",
         "CgroupnsMode": "private",
@@ -180,6 +192,7 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "PublishAllPorts": False,
         "ReadonlyRootfs": True,
         "Tmpfs": dict(TMPFS),
+        **({"Runtime": spec.runtime} if spec.runtime else {}),
     }
 
 
@@ -201,13 +214,17 @@ def create_body(spec: SessionSpec) -> dict[str, Any]:
         "AttachStdout": True,
         "AttachStderr": True,
         "HostConfig": host_config(spec),
-        "NetworkingConfig": {
-            "EndpointsConfig": {
-                spec.sandbox.network: {
-                    "IPAMConfig": {"IPv4Address": spec.address},
-                    "GwPriority": GATEWAY_PRIORITY,
-                },
-            },
+        "NetworkingConfig": {"EndpointsConfig": _endpoints(spec)},
+    }
+
+
+def _endpoints(spec: SessionSpec) -> dict[str, Any]:
+    if spec.connection != OWN:
+        return {}
+    return {
+        spec.sandbox.network: {
+            "IPAMConfig": {"IPv4Address": spec.address},
+            "GwPriority": GATEWAY_PRIORITY,
         },
     }
 

@@ -24,6 +24,8 @@ LABEL_UID = LABEL + "uid"
 LABEL_PROJECT = LABEL + "project"
 LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify
 LABEL_EGRESS = LABEL + "egress"
+# Of a container that is not on a network of its own: none or host. Absent from all others.
+LABEL_CONNECTION = LABEL + "connection"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import profiles, savedfile
+from policy.connection import OWN, connection, contradictions
 from policy.container import WORKSPACE, Mount
 from policy.declaration import Declaration
 from policy.errors import PolicyError
@@ -62,6 +63,11 @@ class LoadedPolicy:
     def baked(self) -> tuple[BakedFile, ...]:
         """The root-owned files of the image that the profile makes of its options."""
         return self.profile.baked_files(self.options)
+
+    @property
+    def connection(self) -> str:
+        """How its containers are connected: see ``policy.connection``."""
+        return connection(self.policy.egress.mode)
 
     @property
     def workspace(self) -> bool:
@@ -140,7 +146,7 @@ def load(
         raise to_error(str(file), reading.problems)
     written = (str(project), *map(str, reading.rw))
     found = from_host(
-        policy.egress.from_host,
+        policy.egress.from_host if connection(policy.egress.mode) == OWN else (),
         policy.build,
         home,
         environ,
@@ -265,6 +271,8 @@ class _Reading:
             self.problems += [explain(self.document, entry) for entry in error.errors(include_url=False)]
         # The rest looks at the plain tree, so that it has its say although something else is wrong.
         self.check_profile(tree)
+        for at, what, fix in contradictions(tree):
+            self.add(at, what, fix)
         self.check_mounts(tree)
         self.check_env_file(tree)
         self.check_certificates(tree)

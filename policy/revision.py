@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policy.connection import NONE
 from policy.container import PIDS_LIMIT
 from policy.errors import PolicyError
 from policy.limits import default_memory, parse_memory
@@ -35,6 +36,8 @@ Grant = tuple[str, str]
 
 READ, WRITE, REACH, SERVICE, SECRETS, NETWORK = "read", "write", "reach", "host-service", "secrets", "network"
 HOST_NETWORK: Grant = (NETWORK, "all of this host's")
+# An amount, so that having none is less than what every policy without this key has: a network of its own.
+NETWORKS = "egress.networks"
 EFFORT: Grant = ("limits", "start without a limit that this host cannot keep")
 STALE: Grant = ("stale", "start on remembered addresses of names that cannot be resolved")
 KEEP: Grant = ("keep", "containers after their session")
@@ -135,6 +138,7 @@ def revision(loaded: LoadedPolicy) -> Revision:
             "limits.pids": float(limits.pids),
             "limits.memory": None if limits.memory is None else float(parse_memory(limits.memory)),
             "limits.cpus": None if limits.cpus is None else float(limits.cpus),
+            **({NETWORKS: 0.0} if loaded.connection == NONE else {}),
         },
         settings={
             "profile": json.dumps(loaded.profile.name),
@@ -282,10 +286,13 @@ def _meaning(key: str, value: float | None, machine: Machine) -> float:
 
 
 def _is_default(key: str, value: float | None) -> bool:
-    return value is None or (key == "limits.pids" and value == PIDS_LIMIT)
+    # A network less is nothing that is granted.
+    return key == NETWORKS or value is None or (key == "limits.pids" and value == PIDS_LIMIT)
 
 
 def _amount_text(key: str, value: float | None) -> str:
+    if key == NETWORKS:
+        return "one" if value is None else "none"
     if value is None:
         return "default"
     return f"{value / 2**20:.10g} MiB" if key == "limits.memory" else f"{value:.10g}"

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from policy import container, profiles
+from policy.connection import OWN, connection
 from policy.container import PIDS_LIMIT
 from policy.declaration import Declaration, HostService, Name, Port
 from policy.errors import PolicyError
@@ -131,14 +132,14 @@ def _profile(text: str) -> str:
 
 
 EGRESS_MODES = ("allowlist", "proxy", "open", "none", "host")
-AVAILABLE_MODES = ("allowlist",)
+AVAILABLE_MODES = ("allowlist", "none", "host")
 
 
 def _egress_mode(text: str) -> str:
     if text in AVAILABLE_MODES:
         return text
     if text in EGRESS_MODES:
-        raise problem("this egress mode is not available yet", "use allowlist")
+        raise problem("this egress mode is not available yet", f"use {' or '.join(AVAILABLE_MODES)}")
     if text == "bridge":
         raise problem("corral has no such egress mode", "open comes nearest, which is not available yet")
     raise problem("unknown egress mode", f"use {' or '.join(AVAILABLE_MODES)}")
@@ -334,8 +335,11 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
 
     The policy's names come first, in their order, then the profile's defaults. Entries of one host are
     merged: the union of their ports in order of appearance; of several entries in the policy the strict wish
-    wins (optional only if all say so, liveness if any does); a profile default adds its ports only.
+    wins (optional only if all say so, liveness if any does); a profile default adds its ports only. Without
+    a network of its own it declares nothing.
     """
+    if connection(policy.egress.mode) != OWN:
+        return Declaration()
     names: dict[str, Name] = {}
     for entry in policy.egress.allow:
         names[entry.host] = _merged(names.get(entry.host), entry.to_name())

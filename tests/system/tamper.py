@@ -256,6 +256,15 @@ TABLE: tuple[Tampering, ...] = (
     Tampering(
         "live-rules", "an element that no policy has, put back again and again", whole="element", ci=False
     ),
+    Tampering("only-loopback", "a link in a sandbox without a network", whole="dummy"),
+    Tampering(
+        "no-network",
+        "such a sandbox is connected to a network, and the host service is stopped",
+        whole="connected",
+        fails=("no-network", "only-loopback"),
+        why="the link of that network is seen from inside, too",
+        ci=False,
+    ),
     Tampering("skeleton-in-path", "a rule before Docker's chain", whole="first"),
     Tampering(
         "backstop",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import Box, Internet, Lab
 
-from .host import BASE_POLICY, Host, Project
+from .host import BASE_POLICY, ENFORCER, Host, Project
 from .tamper import TABLE, Tampering
 from .tamperbench import WRITER, note, parameters
 
@@ -159,7 +159,42 @@ def table(host: Host, project: Project) -> Iterator[None]:
     host.wait_enforcer()
 
 
-BREAKS = {break_.__name__: break_ for break_ in (nameless, deaf, mute, edited, element, first, table)}
+@contextmanager
+def alone(project: Project) -> Iterator[str]:
+    """A session without a network; yields its container."""
+    project.policy(BASE_POLICY.partition("egress:")[0] + "egress: {mode: none}\n")
+    try:
+        with session(project):
+            yield project.containers()[0]
+    finally:
+        project.policy(BASE_POLICY)
+
+
+@contextmanager
+def dummy(host: Host, project: Project) -> Iterator[None]:
+    with alone(project) as name:
+        pid = host.root("docker", "inspect", "-f", "{{.State.Pid}}", name).stdout.strip()
+        host.root("nsenter", "-t", pid, "-n", "ip", "link", "add", "dummy0", "type", "dummy")
+        yield
+
+
+@contextmanager
+def connected(host: Host, project: Project) -> Iterator[None]:
+    with alone(project) as name:
+        host.user_systemctl("stop", ENFORCER)
+        host.root("docker", "network", "disconnect", "none", name)
+        host.root("docker", "network", "connect", "bridge", name)
+        try:
+            yield
+        finally:
+            host.user_systemctl("start", ENFORCER)
+            host.wait_enforcer()
+
+
+BREAKS = {
+    break_.__name__: break_
+    for break_ in (nameless, deaf, mute, edited, element, first, table, dummy, connected)
+}
 
 
 @pytest.mark.parametrize("tampering", parameters(WHOLE))
@@ -174,8 +209,6 @@ def test_what_only_the_whole_command_can_see_fails_exactly_that_check(
         assert done.returncode == 1
         # A check of a session is listed for the session that it was made in.
         sessions = {row["session"] for row in rows if row["status"] == "fail"}
-        assert sessions == (
-            {project.sandbox["sessions"][0]["session"]}
-            if tampering.whole in {"edited", "element"}
-            else {None}
-        )
+        names = [name.rpartition("-")[2] for name in project.containers()]
+        of_session = tampering.whole in {"edited", "element", "dummy", "connected"}
+        assert sessions == (set(names) if of_session else {None})

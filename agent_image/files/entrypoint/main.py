@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from . import channel, gate, mounts
+from . import apart, channel, gate, mounts
 
 # What type checkers know without an import: typing alone would cost a third of the start-up.
 TYPE_CHECKING = False
@@ -127,9 +127,14 @@ def fail(code: int, message: str) -> NoReturn:
 def pass_gate(text: str) -> None:
     """Try what the value of CORRAL_GATE says, tell what came of it, and exit unless all of it is true."""
     try:
-        policy = gate.parse_policy(text)
+        without = apart.parse(text)
+        policy = gate.parse_policy(text) if without is None else None
     except Exception as error:
         fail(1, f"{gate.VARIABLE} does not say what to check: {error!r}; sandboxes are started by corral run")
+    if without is not None or policy is None:
+        if without is None or not apart.run(without, lambda line: say(f"corral-firewall: {line}")):
+            sys.exit(1)
+        return
     try:
         with open(gate.HOSTS, encoding="ascii", errors="replace") as file:  # noqa: PTH123
             hosts = gate.parse_hosts(file.read())

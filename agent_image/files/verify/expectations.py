@@ -28,6 +28,7 @@ OPTIONAL = frozenset(
         "outside_name",
         "resolvers",
         "profile",
+        "connection",
     }
 )
 
@@ -52,6 +53,7 @@ class Expectations:
     outside_name: a name that exists outside and is not allowed.
     resolvers: addresses that do answer DNS to the host, so that their silence means something.
     profile: the harness's own checks, [{"kind", "target"}]; here pairs.
+    connection: "own" (the default), "none" (no network at all) or "host" (the host's, nothing enforced).
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: the object is not of that shape. A key that this
@@ -82,6 +84,9 @@ class Expectations:
         self.env_file = clean(body["env_file"]) if body.get("env_file") else None
         self.outside_name = str(body.get("outside_name", OUTSIDE_NAME))
         self.resolvers = [str(address) for address in body.get("resolvers", [])]
+        self.connection = str(body.get("connection", "own"))
+        if self.connection not in {"own", "none", "host"}:
+            raise ValueError(f"not a connection: {self.connection!r}")
         self.profile = [(str(check["kind"]), clean(check["target"])) for check in body.get("profile", [])]
 
     @property

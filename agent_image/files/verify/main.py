@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import files, identity, limits, mounting, mounts, ownership, reach
+from . import apart, files, identity, limits, mounting, mounts, ownership, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -59,6 +59,14 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         ),
         *((f"state-writable:{path}", files.state_writable(path)) for path in expected.state),
         ("limits", limits.limits),
+        *(apart.checked(expected.connection, name, check) for name, check in _network(expected)),
+    ]
+    return list(dict(listed).items())
+
+
+def _network(expected: Expectations) -> list[tuple[str, Check]]:
+    return [
+        *([("only-loopback", apart.only_loopback)] if expected.connection == "none" else []),
         ("unlisted-host-blocked", reach.unlisted_host_blocked),
         ("dns-closed", reach.dns_closed),
         ("embedded-dns-closed", reach.embedded_dns_closed),
@@ -71,7 +79,6 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
             for name, address in sorted(expected.peers.items())
         ),
     ]
-    return list(dict(listed).items())
 
 
 def profile_check(kind: str, target: str) -> Check:

@@ -41,6 +41,7 @@ class FakeDocker:
         self.exit_code = 0
         self.exec_output: tuple[bytes, bytes, int] = (b"", b"", 0)
         self.commands: list[list[str]] = []
+        self.created: list[dict[str, Any]] = []
         self._ids = itertools.count(1)
 
     def _called(self, name: str) -> None:
@@ -114,6 +115,7 @@ class FakeDocker:
 
     def create_container_from_config(self, body: Mapping[str, Any], name: str) -> dict[str, Any]:
         self._called("create")
+        self.created.append(dict(body))
         endpoints = body["NetworkingConfig"]["EndpointsConfig"]
         ident = f"{next(self._ids):064x}"
         self.containers_by_id[ident] = {

@@ -34,13 +34,16 @@ FIRST = LISTED.split()
 def families() -> set[str]:
     """Every kind of check that the code can say something of."""
     profile = [{"kind": kind, "target": "/x"} for kind in PROFILE_CHECKS]
+    told = {"profile": profile, "shadows": ["/home/agent/.env"]}
     inside = {
-        name.partition(":")[0] for name, _ in made(expect(profile=profile, shadows=["/home/agent/.env"]))
+        name.partition(":")[0]
+        for connection in ("own", "none")
+        for name, _ in made(expect(**told, connection=connection))
     }
     host = {check.name for check in livecheck.skeleton_checks({})}
     source = "".join(
         (Path(checks.__file__).parent / name).read_text()
-        for name in ("checks.py", "verify.py", "livecheck.py")
+        for name in ("apart.py", "checks.py", "verify.py", "livecheck.py")
     )
     literal = set(re.findall(r'Check\(\s*"([a-z-]+)"', source))
     return inside | host | literal | {checks.GATE, checks.CHECKER, "expectations"}

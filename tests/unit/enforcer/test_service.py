@@ -99,7 +99,7 @@ def test_a_restart_keeps_what_stands_until_the_names_were_asked(play: Callable[.
         {"ExtraHosts": ["x:192.0.2.1"]},
         {"PortBindings": {"80/tcp": [{}]}},
         {"Sysctls": {}},
-        {"Runtime": "kata"},
+        {"Runtime": "nvidia"},
         {"MaskedPaths": []},
         {"ReadonlyPaths": []},
         {"SomethingNew": {"opens": "a door"}},
@@ -135,6 +135,16 @@ def test_what_an_engine_adds_by_its_own_configuration_is_accepted(play: Callable
             # Of an earlier corral, which gave none.
             DnsOptions=[],
         )
+        await ask(world.client.await_ready, "c1")
+        assert set(world.writer.pins) == {PIN}
+
+    play(acts)
+
+
+@pytest.mark.parametrize("runtime", ["runc", "runsc", "kata"])
+def test_a_runtime_that_a_policy_may_name_changes_nothing(play: Callable[..., World], runtime: str) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001", Runtime=runtime)
         await ask(world.client.await_ready, "c1")
         assert set(world.writer.pins) == {PIN}
 

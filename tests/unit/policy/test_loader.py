@@ -204,7 +204,23 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("profile: opencode\negress: {mode: bridge}\n", "no such egress mode (bridge); open comes nearest"),
         (
             "profile: opencode\negress: {mode: container:x}\n",
-            "unknown egress mode (container:x); use allowlist",
+            "unknown egress mode (container:x); use allowlist or none or host",
+        ),
+        (
+            "profile: opencode\negress: {mode: none, allow: [a.example.com]}\n",
+            "corral.yaml:2:29: egress.allow: egress.mode is none: there is no network to reach it by",
+        ),
+        (
+            "profile: opencode\negress: {mode: none, from_host: [git]}\n",
+            "corral.yaml:2:33: egress.from_host: egress.mode is none",
+        ),
+        (
+            "profile: opencode\negress: {mode: none}\nhost_services: [{name: a, port: 80}]\n",
+            "corral.yaml:3:16: host_services: egress.mode is none: a service of this host cannot be reached",
+        ),
+        (
+            "profile: opencode\negress: {mode: host}\nhost_services: [{name: a, port: 80}]\n",
+            "corral.yaml:3:16: host_services: egress.mode is host: there is no corral-host",
         ),
         ("profile: opencode\nruntime: kata\n", "runtime: this runtime is not available yet (kata)"),
         ("profile: opencode\nruntime: crun\n", "runtime: unknown runtime (crun)"),

@@ -78,7 +78,10 @@ def policies() -> st.SearchStrategy[Raw]:
         keep=st.booleans(),
         protect=st.booleans(),
         egress=section(
-            allow=st.lists(entries(), max_size=3), profile_defaults=st.booleans(), allow_stale=st.booleans()
+            allow=st.lists(entries(), max_size=3),
+            profile_defaults=st.booleans(),
+            allow_stale=st.booleans(),
+            mode=st.sampled_from(("allowlist", "none", "host")),
         ),
         host_services=services.map(lambda ports: [{"name": f"s{port}", "port": port} for port in ports]),
         secrets=section(env_file=st.sampled_from(("/home/me/one.env", "/home/me/two.env"))),
@@ -107,7 +110,7 @@ def capabilities(raw: Raw) -> set[tuple[Any, ...]]:
     """Say what a sandbox of this policy can do, by trying everything there is in this small world."""
     found: set[tuple[Any, ...]] = set()
     mounts, egress = raw.get("mounts", {}), raw.get("egress", {})
-    mode = raw.get("mode", "run")
+    mode, connection = raw.get("mode", "run"), egress.get("mode", "allowlist")
     for path in (PROJECT, *PATHS):
         own = path == PROJECT and mode == "run"
         writable = path in mounts.get("rw", ()) or (own and mounts.get("project", "rw") == "rw")
@@ -115,13 +118,23 @@ def capabilities(raw: Raw) -> set[tuple[Any, ...]]:
             found.add(("can write", path))
         if writable or own or path in mounts.get("ro", ()):
             found.add(("can read", path))
+    if connection == "host":
+        found |= {("can connect", host, port) for host, port in itertools.product(HOSTS, PORTS)}
+        found |= {("can use", 8080), ("can use", 8081), ("is on the host's network",)}
+    if connection != "none":
+        found.add(("has a network",))
     for host, port in itertools.product(HOSTS, PORTS):
         for entry in egress.get("allow", ()):
             name = entry if isinstance(entry, str) else entry["host"]
             ports = [443] if isinstance(entry, str) else entry.get("ports", [443])
             if host == name and port in ports:
                 found.add(("can connect", host, port))
-        if egress.get("profile_defaults", True) and port == 443 and "example" not in host:
+        if (
+            connection == "allowlist"
+            and egress.get("profile_defaults", True)
+            and port == 443
+            and "example" not in host
+        ):
             found.add(("can connect", host, port))
     found |= {("can use", service["port"]) for service in raw.get("host_services", ())}
     found |= {("can see", raw.get("secrets", {}).get("env_file"))} - {("can see", None)}
