@@ -37,7 +37,7 @@ def until_prompt(limit):
         plain = re.sub(rb"\x1b\[[0-9;?<>=]*[A-Za-z]|\x1b\][^\x07]*\x07|\r", b"", data)
         if plain.endswith(b"typed> "):
             return data.decode(errors="replace")
-        if plain.count(b"allow that?") > answered:
+        if len(re.findall(rb"\[(?:Y/n|y/N)\]", plain)) > answered:
             answered += 1
             os.write(terminal, b"y\n")
         full = data.rfind(b"\x1b[?1049h") > data.rfind(b"\x1b[?1049l")

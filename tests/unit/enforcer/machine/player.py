@@ -428,6 +428,7 @@ class Player:
     def restart_at_rest(self, who: str) -> None:
         """A process dies while nothing else happens: what is published stays so, and open."""
         self.come_to_rest()
+        self._past_what_is_due(1.0)
         before = self._published()
         if who == "writer":
             self.world.writer.kill()
@@ -436,6 +437,17 @@ class Player:
             self.kill_service(0.5)
         assert self._published() == before, f"a restart of the {who} took something away"
         checks.what_is_published_is_open(self.world, self.oracle)
+
+    def _past_what_is_due(self, seconds: float) -> None:
+        """Wait until no answer runs out within ``seconds`` by itself: that is no crash's doing."""
+        for _ in range(50):
+            service = self.world.service
+            assert service is not None
+            due = pins.next_due(service.names.state)
+            if due is None or due > self.world.loop.now + seconds:
+                return
+            self.act(lambda: None, seconds)
+        raise AssertionError("the names never come to rest")
 
     def _published(self) -> dict[str, dict[str, set[str]]]:
         return {

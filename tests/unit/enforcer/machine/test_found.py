@@ -123,3 +123,19 @@ def test_a_machine_that_wakes_for_a_moment_again_and_again_keeps_no_address_open
         player.skip(seconds, True)
     player.act(lambda: None, 6.0)
     assert published(player.oracle.truths["c1"])["b.example"] == {"203.0.113.1"}
+
+
+def test_an_answer_that_runs_out_beside_a_crash_is_not_the_crash_s_doing(player: Player) -> None:
+    player.create(0, policy=0)
+    player.deed(0, "start")
+    player.act(lambda: None, 1.0)
+    service = player.world.service
+    assert service is not None
+    # Refused since, and at the end of its 60 seconds just when the writer dies.
+    end = service.names.state.names["a.example"].pins["203.0.113.1"].last_seen + 60
+    player.world.zones["a.example"] = Zone("ok", ("169.254.169.254",))
+    began = player.world.loop.now
+    player.come_to_rest()
+    rest = player.world.loop.now - began
+    player.act(lambda: None, end - player.world.loop.now - rest - 0.1)
+    player.restart_at_rest("writer")
