@@ -69,8 +69,10 @@ def allow(
 ) -> None:
     """Let the running sessions of this sandbox reach a name; nothing is restarted.
 
-    Examples: corral allow files.example.com --for 1h
-              corral allow git.example.com:8443 --save
+    \b
+    Examples:
+      corral allow files.example.com --for 1h
+      corral allow git.example.com:8443 --save
     """
 
     def action() -> None:
@@ -94,11 +96,17 @@ def allow(
 
 @app.command()
 def deny(
-    host: Annotated[str, typer.Argument(metavar="HOST")], sandbox: Sandbox = None, as_json: Json = False
+    host: Annotated[str, typer.Argument(metavar="HOST")],
+    save: Annotated[bool, typer.Option("--save", help="Take it out of corral.yaml too.")] = False,
+    sandbox: Sandbox = None,
+    as_json: Json = False,
 ) -> None:
     """Take a name from the running sessions of this sandbox until they end; open connections are cut.
 
-    corral.yaml stays as it is. Example: corral deny files.example.com
+    \b
+    Examples:
+      corral deny files.example.com
+      corral deny files.example.com --save
     """
 
     def action() -> None:
@@ -110,9 +118,12 @@ def deny(
         wanted = on.parse_target(host, force=True)
         if wanted.port is not None:
             raise PolicyError("a name is denied with all its ports", f"corral deny {wanted.host}")
+        if save and sandbox is not None:
+            raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
         if sandbox is None:
             apart.refuse_names(invocation.loaded)
-        answer = invocation.enforcer.deny(sandbox or invocation.loaded.sandbox.id, wanted.host)
+        ident = sandbox or invocation.loaded.sandbox.id
+        answer = on.deny(invocation, wanted.host, ident, keep=save)
         _print(json.dumps(answer, indent=2) if as_json else on.told_deny(answer))
 
     _finish(action)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral import apart, approval
 from corral.plain import cleaned
-from corral.policyedit import save
+from corral.policyedit import save, unsave
 from policy.container import HOST_ALIAS
 from policy.declaration import Declaration, Name
 from policy.errors import EnforcerError, PolicyError
@@ -120,6 +120,50 @@ def allow(
     return {**answer, "saved": saved}
 
 
+def deny(invocation: Invocation, host: str, sandbox: str, *, keep: bool) -> dict[str, Any]:
+    """Take a name from the running sessions of a sandbox; with ``keep`` take it out of corral.yaml too.
+
+    Returns:
+        The enforcer's answer and ``saved``: the file, or None.
+
+    Raises:
+        PolicyError: it is no entry of the file, or the file is not one that is edited.
+        EnforcerError: nothing that runs has it and nothing is to be kept.
+    """
+    answer: dict[str, Any] = {"host": host, "sessions": []}
+    failure = None
+    # What runs is closed first, whatever becomes of the file.
+    if not keep or _has(invocation, sandbox, host):
+        try:
+            answer = invocation.enforcer.deny(sandbox, host)
+        except EnforcerError as error:
+            failure = error
+    if failure is not None and not keep:
+        raise failure
+    saved = None
+    if keep:
+        made = unsave(
+            invocation.loaded,
+            host,
+            _loader(invocation),
+            saved=lambda before, after: approval.follow(before, after, invocation.paths),
+        )
+        saved = str(made.path) if made is not invocation.loaded else None
+    if failure is not None:
+        raise failure
+    return {**answer, "saved": saved}
+
+
+def _has(invocation: Invocation, sandbox: str, host: str) -> bool:
+    """Tell whether a running session may reach a name, as far as that can be told."""
+    try:
+        sessions = sessions_of(invocation.enforcer.status(), sandbox)
+    except EnforcerError:
+        return False
+    rows = [row for session in sessions for row in session.get("names") or ()]
+    return any(row["name"] == host and row.get("state") != "REVOKED" for row in rows)
+
+
 def _loader(invocation: Invocation) -> Callable[[Any], LoadedPolicy]:
     user = invocation.user
     return lambda path: load(path, home=user.home, environ=dict(user.environ), uid=user.uid)
@@ -162,11 +206,14 @@ def told_allow(answer: Mapping[str, Any]) -> str:
 def told_deny(answer: Mapping[str, Any]) -> str:
     """Return what ``deny`` says."""
     answer = cleaned(answer)
-    return "\n".join(
+    lines = [
         f"{answer['host']} is denied in {row['service']}-{row['session']} until it ends; "
         "open connections to it are cut"
         for row in answer.get("sessions") or ()
-    )
+    ]
+    if answer.get("saved"):
+        lines.append(f"{answer['host']} is taken out of {answer['saved']}")
+    return "\n".join(lines or [f"{answer['host']} is not allowed by corral.yaml, and nothing runs"])
 
 
 # -- refresh

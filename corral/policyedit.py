@@ -1,4 +1,4 @@
-"""``corral allow --save``: a name goes into corral.yaml, and nothing else of the file changes."""
+"""``corral allow --save``, ``corral deny --save``: a name comes or goes, nothing else of the file changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from policy.declaration import Declaration, Name
-from policy.edit import EditError, add_entry, entry
+from policy.edit import EditError, add_entry, entry, remove_entries
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy
 from policy.revision import REACH, Grant, revision
@@ -52,18 +52,57 @@ def save(
     missing = tuple(port for port in ports if port not in old)
     if not missing:
         return loaded
-    path = Path(os.path.realpath(loaded.path))
     written = next((one for one in loaded.policy.egress.allow if one.host == host), None)
     wishes = {} if written is None else {"optional": written.optional, "liveness": written.liveness}
     new = entry(
         Name(host=host, ports=missing, **wishes), force=force or (written is not None and written.force)
     )
     by_hand = f"add it to egress.allow in {loaded.path} yourself: - {new}"
+    expected = {**reach(loaded.declaration), host: old | frozenset(ports)}
+    return _write(loaded, lambda text: add_entry(text, new), expected, load, by_hand, saved)
+
+
+def unsave(
+    loaded: LoadedPolicy,
+    host: str,
+    load: Callable[[Path], LoadedPolicy],
+    *,
+    saved: Callable[[LoadedPolicy, LoadedPolicy], None] = lambda _before, _after: None,
+) -> LoadedPolicy:
+    """Take ``host`` out of the policy file and return the policy it makes; see ``save``.
+
+    Raises:
+        PolicyError: the file changed meanwhile, is written in a way that is not edited, or the name comes
+            from elsewhere.
+    """
+    old = reach(loaded.declaration)
+    if host not in old:
+        return loaded
+    if not any(one.host == host for one in loaded.policy.egress.allow):
+        raise PolicyError(
+            f"{host} is no entry of egress.allow in {loaded.path}",
+            "when it is one of the profile's own: egress.profile_defaults: false; when it comes from this "
+            "host's configuration: egress.from_host",
+        )
+    expected = {name: ports for name, ports in old.items() if name != host}
+    by_hand = f"take it out of egress.allow in {loaded.path} yourself"
+    return _write(loaded, lambda text: remove_entries(text, host), expected, load, by_hand, saved)
+
+
+def _write(
+    loaded: LoadedPolicy,
+    edit: Callable[[str], str],
+    expected: Reach,
+    load: Callable[[Path], LoadedPolicy],
+    by_hand: str,
+    saved: Callable[[LoadedPolicy, LoadedPolicy], None],
+) -> LoadedPolicy:
+    path = Path(os.path.realpath(loaded.path))
     try:
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != loaded.sha256:
             raise PolicyError(f"{loaded.path} changed while it was being edited", "look at it and try again")
-        text = add_entry(raw.decode("utf-8"), new)
+        text = edit(raw.decode("utf-8"))
         partial = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             with partial.open("xb") as stream:
@@ -72,7 +111,7 @@ def save(
                 stream.flush()
                 os.fsync(stream.fileno())
             made = load(partial)
-            _check(loaded, made, text, host, frozenset(ports))
+            _check(loaded, made, text, expected)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -86,12 +125,10 @@ def save(
     return made
 
 
-def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, host: str, ports: frozenset[int]) -> None:
-    old, new = reach(before.declaration), reach(after.declaration)
-    expected = {**old, host: old.get(host, frozenset()) | ports}
+def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, expected: Reach) -> None:
     same = {"egress": None}
     if (
-        new != expected
+        reach(after.declaration) != expected
         or after.policy.model_copy(update=same) != before.policy.model_copy(update=same)
         or hashlib.sha256(text.encode()).hexdigest() != after.sha256
         or _beside(before) != _beside(after)

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite
 
 from enforcer import hostsfile, pins
 from enforcer.sessions import Network, Session
@@ -14,17 +15,29 @@ from enforcer.writerclient import Entry
 
 Row = tuple[str, str, int, str]
 
+ENDING = 5  # seconds
 PER_SOURCE = 1024  # what the writer takes for one container
 _ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment."""
+    """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment.
+
+    ``ends``: when the permission for some pins ends, by the service's clock.
+    """
 
     sandboxes: tuple[Network, ...]
     pins: Mapping[Row, str]
     host: Mapping[Row, str]
+    ends: Mapping[Row, float] = field(default_factory=dict)
+
+    def lives(self, now: float) -> list[list[object]]:
+        """Return what ends, with the seconds that it is to live on when nobody renews it any more.
+
+        Longer than the service needs to take it back itself, from the hosts file first.
+        """
+        return [[*row, max(1, ceil(end - now)) + ENDING] for row, end in self.ends.items()]
 
     def sandbox_rows(self) -> list[dict[str, str]]:
         """Return the bridges as the writer takes them."""
@@ -43,7 +56,7 @@ def desired(
     sessions: Iterable[Session],
     networks: Iterable[Network],
     allowed: Mapping[str, Mapping[str, tuple[pins.Grant, ...]]],
-    kept: Iterable[tuple[Row, str]] = (),
+    kept: Iterable[tuple[Row, str, float | None]] = (),
 ) -> Ruleset:
     """Return what the kernel should hold.
 
@@ -52,23 +65,33 @@ def desired(
     """
     pin_rows: dict[Row, str] = {}
     host_rows: dict[Row, str] = {}
+    ends: dict[Row, float] = {}
     for session in sessions:
         if session.problems or session.network is None:
             continue
         for name, grants in sorted(allowed.get(session.container, {}).items()):
+            until = session.overrides.ends(name, session.declaration)
             for grant in grants:
                 for port in grant.ports:
-                    pin_rows.setdefault((session.address, "tcp", port, grant.address), comment(session, name))
+                    row = (session.address, "tcp", port, grant.address)
+                    # Names that share an address keep it as long as the last of them.
+                    ends[row] = max(_forever(until.get(port)), ends.get(row, 0.0))
+                    pin_rows.setdefault(row, comment(session, name))
         for service in session.declaration.host_services:
             row = (session.address, "tcp", service.port, str(session.network.gateway))
             host_rows[row] = comment(session, service.name)
     count = Counter(row[0] for row in pin_rows)
-    for row, text in kept:
+    for row, text, end in kept:
         if row not in pin_rows and count[row[0]] < PER_SOURCE:
-            pin_rows[row] = text
+            pin_rows[row], ends[row] = text, _forever(end)
             count[row[0]] += 1
     # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
-    return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows)
+    ends = {row: end for row, end in ends.items() if isfinite(end)}
+    return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows, ends)
+
+
+def _forever(end: float | None) -> float:
+    return inf if end is None else end
 
 
 def keep(
@@ -76,20 +99,24 @@ def keep(
     sessions: Iterable[Session],
     untried: Mapping[str, frozenset[str]],
     vet: Callable[[str], bool],
-) -> list[tuple[Row, str]]:
-    """Return the standing elements of names that were not asked yet: (element, comment).
+) -> list[tuple[Row, str, float | None]]:
+    """Return the standing elements of names that were not asked yet: (element, comment, when it ends).
 
     ``untried`` maps container ids to such names; ``vet`` tells whether a name may open an address.
     """
     wanted = {
-        (session.address, comment(session, name))
+        (session.address, comment(session, name)): session.overrides.ends(name, session.declaration)
         for session in sessions
         if not session.problems
         for name in untried.get(session.container, frozenset())
     }
     ports = {(session.address, port) for session in sessions for name in session.names for port in name.ports}
     return [
-        ((entry.src, entry.proto, entry.port, entry.dst), entry.comment)
+        (
+            (entry.src, entry.proto, entry.port, entry.dst),
+            entry.comment,
+            wanted[entry.src, entry.comment].get(entry.port),
+        )
         for entry in held
         if (entry.src, entry.comment) in wanted and (entry.src, entry.port) in ports and vet(entry.dst)
     ]

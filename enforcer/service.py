@@ -250,6 +250,7 @@ class Service:
             rules.sandbox_rows(),
             [[*row, text] for row, text in rules.pins.items()],
             [[*row, text] for row, text in rules.host.items()],
+            rules.lives(self._clock()),
         )
         for text in self.held.refused:
             log.warning("writer: %s", text)

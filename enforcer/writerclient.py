@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -122,14 +122,22 @@ class WriterClient:
         return self._ask(HELLO)
 
     def apply(
-        self, sandboxes: list[dict[str, str]], pins: list[list[object]], host: list[list[object]]
+        self,
+        sandboxes: list[dict[str, str]],
+        pins: list[list[object]],
+        host: list[list[object]],
+        lives: Sequence[list[object]] = (),
     ) -> Held:
         """Make the full desired state of this user true.
+
+        ``lives``: of some pins, the seconds after which the kernel lets go of them by itself.
 
         Raises:
             EnforcerError: the writer cannot be asked or refused the whole request.
         """
-        return _held(self._ask({"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host}))
+        return _held(
+            self._ask({"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host, "lives": lives})
+        )
 
     def denied(self, epoch: str, after: int, sources: Collection[str], tallies: bool) -> Mapping[str, Any]:
         """Return what the fence refused to this user's sandboxes; see the writer's ``Writer.denied``.

@@ -17,6 +17,7 @@ PACKAGES = ("policy", "corral", "corral.installer")
 # In the order of their imports.
 MODULES = (
     "policy.errors",
+    "policy.savedfile",
     "policy.versions",
     "corral.installer.common",
     "corral.installer.legacy",

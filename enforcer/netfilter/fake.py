@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.kernel import KernelError
-from enforcer.netfilter.model import Element, Entry
+from enforcer.netfilter.model import NO_LIVES, Element, Entry, Lives
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.refusals import Tally
@@ -226,13 +226,15 @@ class FakeKernel:
             for element, (until, packets, comment) in self._living(name).items()
         }
 
-    def change(self, name: str, put: Mapping[Element, str], drop: Iterable[Element]) -> None:
+    def change(
+        self, name: str, put: Mapping[Element, str], drop: Iterable[Element], lives: Lives = NO_LIVES
+    ) -> None:
         """See Kernel."""
         content = self._living(name)
         for element, comment in put.items():
             self._call()
             packets = content[element][1] if element in content else 0
-            content[element] = (self.clock() + TIMEOUT, packets, comment)
+            content[element] = (self.clock() + min(lives.get(element, TIMEOUT), TIMEOUT), packets, comment)
         for element in drop:
             self._call()
             content.pop(element, None)

@@ -10,7 +10,7 @@ from typing import Any
 from pyroute2.ipset import IPSet, PortEntry
 from pyroute2.netlink.exceptions import IPSetError
 
-from enforcer.netfilter.model import PROTOCOLS, Element, Entry
+from enforcer.netfilter.model import NO_LIVES, PROTOCOLS, Element, Entry, Lives
 from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.skeleton import MAXELEM, SEEN, SEEN_MAX, TIMEOUT
 
@@ -122,7 +122,7 @@ class Sets:
             for row in self._rows(name)
         ]
 
-    def put(self, name: str, elements: Mapping[Element, str]) -> None:
+    def put(self, name: str, elements: Mapping[Element, str], lives: Lives = NO_LIVES) -> None:
         """Add or renew elements; counters of existing ones are kept.
 
         Comment and timeout travel every time: the kernel drops what an ``-exist`` add leaves out.
@@ -133,7 +133,7 @@ class Sets:
                     name,
                     (element.src, PortEntry(element.port, protocol=PROTOCOLS[element.proto]), element.dst),
                     etype="ip,port,ip",
-                    timeout=TIMEOUT,
+                    timeout=min(lives.get(element, TIMEOUT), TIMEOUT),
                     comment=comment,
                     exclusive=False,
                 )

@@ -21,7 +21,7 @@ from enforcer.netfilter.detect import LEGACY, NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
 from enforcer.netfilter.ipsets import SetError, Sets
 from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen
-from enforcer.netfilter.model import COMMENT, Element, Entry
+from enforcer.netfilter.model import COMMENT, NO_LIVES, Element, Entry, Lives
 from enforcer.netfilter.nftsets import TableSets
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
@@ -81,8 +81,10 @@ class Kernel(Protocol):
     def entries(self, name: str) -> dict[Element, Entry]:
         """Return the elements of a set as the kernel holds them."""
 
-    def change(self, name: str, put: Mapping[Element, str], drop: Iterable[Element]) -> None:
-        """Add or renew, then delete elements. Counters of renewed ones are kept."""
+    def change(
+        self, name: str, put: Mapping[Element, str], drop: Iterable[Element], lives: Lives = NO_LIVES
+    ) -> None:
+        """Add or renew, then delete elements. Counters of renewed ones are kept; see model.Lives."""
 
     def denied(self) -> dict[str, int]:
         """Return how many packets of each watched source were denied."""
@@ -345,7 +347,9 @@ class RealKernel:
         if before == OWN and driver != OWN:
             for name in (PINS, HOST):
                 try:
-                    self._sets.put(name, {e: entry.comment for e, entry in old.entries(name).items()})
+                    held = old.entries(name)
+                    lives = {element: max(1, entry.timeout) for element, entry in held.items()}
+                    self._sets.put(name, {e: entry.comment for e, entry in held.items()}, lives)
                 except SetError as error:
                     # With a table that somebody deleted, what it allowed is gone too.
                     if not error.missing:
@@ -425,10 +429,12 @@ class RealKernel:
         except SetError as error:
             raise KernelError(str(error)) from error
 
-    def change(self, name: str, put: Mapping[Element, str], drop: Iterable[Element]) -> None:
+    def change(
+        self, name: str, put: Mapping[Element, str], drop: Iterable[Element], lives: Lives = NO_LIVES
+    ) -> None:
         """See Kernel."""
         try:
-            self._sets.put(name, put)
+            self._sets.put(name, put, lives)
             self._sets.drop(name, drop)
         except SetError as error:
             raise KernelError(str(error)) from error

@@ -7,12 +7,13 @@ talked into more than elements for the caller's own bridges.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
+from types import MappingProxyType
 from typing import Any
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 BRIDGE = re.compile(r"corral-[0-9a-f]{8}")
 COMMENT = re.compile(r"[A-Za-z0-9_. :/-]{0,200}")
 PROTOCOLS = {"tcp": 6, "udp": 17}
@@ -67,6 +68,11 @@ class Element:
         return [self.src, self.proto, self.port, self.dst]
 
 
+# Seconds that elements live without renewal, of those that live shorter than others.
+Lives = Mapping[Element, int]
+NO_LIVES: Lives = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Entry:
     """An element as the kernel holds it; ``timeout`` is the rest of its life in seconds."""
@@ -102,11 +108,15 @@ class DeniedRequest:
 
 @dataclass(frozen=True)
 class ApplyRequest:
-    """The full desired state of one caller. The comments are shown to people, never interpreted."""
+    """The full desired state of one caller. The comments are shown to people, never interpreted.
+
+    ``lives``: seconds after which some pins are to be gone by themselves, unless they are asked for again.
+    """
 
     sandboxes: tuple[SandboxRequest, ...]
     pins: dict[Element, str]
     host: dict[Element, str]
+    lives: dict[Element, int] = field(default_factory=dict)
 
 
 def _address(value: Any, what: str) -> IPv4Address:
@@ -170,21 +180,43 @@ def parse_elements(rows: Any, what: str) -> dict[Element, str]:
     return elements
 
 
+def parse_lives(rows: Any, pins: Mapping[Element, str]) -> dict[Element, int]:
+    """Return the seconds that some of ``pins`` have.
+
+    Raises:
+        Refused: not a list of ``[src, proto, port, dst, seconds]``, or no such pin.
+    """
+    if not isinstance(rows, list) or len(rows) > MAX_ELEMENTS:
+        raise Refused(f"lives must be a list of at most {MAX_ELEMENTS} elements")
+    lives: dict[Element, int] = {}
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 5 or not all(type(part) in (str, int) for part in row):
+            raise Refused("lives: an element is [src, proto, port, dst, seconds]")
+        element, seconds = Element(*row[:4]), row[4]
+        if element not in pins:
+            raise Refused("lives: an element that is not among the pins")
+        if type(seconds) is not int or seconds < 1:
+            raise Refused("lives: seconds must be a number above 0")
+        lives[element] = seconds
+    return lives
+
+
 def parse_apply(body: dict[str, Any]) -> ApplyRequest:
     """Validate the body of an ``apply`` request.
 
     Raises:
         Refused: any field has another type, shape or range than expected, or is unknown.
     """
-    if set(body) != {"v", "op", "sandboxes", "pins", "host"}:
-        raise Refused("apply takes exactly sandboxes, pins and host")
+    if set(body) - {"lives"} != {"v", "op", "sandboxes", "pins", "host"}:
+        raise Refused("apply takes exactly sandboxes, pins and host, and perhaps lives")
     rows = body["sandboxes"]
     if not isinstance(rows, list) or len(rows) > MAX_SANDBOXES:
         raise Refused(f"sandboxes must be a list of at most {MAX_SANDBOXES}")
     sandboxes = tuple(_sandbox(row) for row in rows)
     if len({box.bridge for box in sandboxes}) != len(sandboxes):
         raise Refused("a bridge is named twice")
-    return ApplyRequest(sandboxes, parse_elements(body["pins"], "pins"), parse_elements(body["host"], "host"))
+    pins, host = parse_elements(body["pins"], "pins"), parse_elements(body["host"], "host")
+    return ApplyRequest(sandboxes, pins, host, parse_lives(body.get("lives", []), pins))
 
 
 def parse_denied(body: dict[str, Any]) -> DeniedRequest:

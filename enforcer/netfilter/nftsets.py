@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from enforcer.netfilter.ipsets import SetError
-from enforcer.netfilter.model import PROTOCOLS, Element, Entry
+from enforcer.netfilter.model import NO_LIVES, PROTOCOLS, Element, Entry, Lives
 from enforcer.netfilter.owntable import SETS
 from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.skeleton import TABLE, TIMEOUT
@@ -261,10 +261,13 @@ class TableSets:
         """Return the content of a set of flows whose elements the kernel added itself."""
         return [Tally(*flow_of(row.key), row.packets, row.timeout) for row in self.rows(SETS[name])]
 
-    def put(self, name: str, elements: Mapping[Element, str]) -> None:
+    def put(self, name: str, elements: Mapping[Element, str], lives: Lives = NO_LIVES) -> None:
         """Add or renew elements; counters of existing ones are kept."""
-        rows = {_key(element): comment for element, comment in elements.items()}
-        self._change(name, {key: Row(key, comment=comment) for key, comment in rows.items()}, ())
+        rows = [
+            Row(_key(element), min(lives.get(element, TIMEOUT), TIMEOUT), comment=comment)
+            for element, comment in elements.items()
+        ]
+        self._change(name, {row.key: row for row in rows}, ())
 
     def drop(self, name: str, elements: Iterable[Element]) -> None:
         """Delete elements; one that is not there is fine."""

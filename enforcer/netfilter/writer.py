@@ -18,11 +18,13 @@ from enforcer.netfilter import claims as claiming
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.kernel import Kernel, KernelError
 from enforcer.netfilter.model import (
+    NO_LIVES,
     PROTOCOL_VERSION,
     ApplyRequest,
     DeniedRequest,
     Element,
     Entry,
+    Lives,
     Refused,
     parse_apply,
     parse_denied,
@@ -38,6 +40,11 @@ log = logging.getLogger("corral.netfilter")
 RENEW_BELOW = TIMEOUT // 2
 HEAL_TRIES = 10
 HEAL_DELAY = 0.05
+
+
+def _off(left: int, life: int) -> bool:
+    """Tell whether an element has to be renewed, or cut short; both numbers are seconds, off by rounding."""
+    return left < min(RENEW_BELOW, life - 2) or left > life + 2
 
 
 class GiveUp(Exception):
@@ -215,17 +222,19 @@ class Writer:
             self.kernel.change(name, {}, elements)
             self.kernel.forget_flows(elements)
 
-    def _sync(self, name: str, uid: int, wanted: dict[Element, str]) -> None:
+    def _sync(self, name: str, uid: int, wanted: dict[Element, str], lives: Lives = NO_LIVES) -> None:
         held = self._mine(name, uid)
         self._asked[name, uid] = frozenset(wanted)
         self._withdraw(name, [element for element in held if element not in wanted])
         put = {
             element: comment
             for element, comment in wanted.items()
-            if element not in held or held[element].timeout < RENEW_BELOW or held[element].comment != comment
+            if element not in held
+            or held[element].comment != comment
+            or _off(held[element].timeout, lives.get(element, TIMEOUT))
         }
         if put:
-            self.kernel.change(name, put, ())
+            self.kernel.change(name, put, (), lives)
 
     def _mine(self, name: str, uid: int) -> dict[Element, Entry]:
         own = {claim.bridge for claim in self.claims.values() if claim.uid == uid}
@@ -256,7 +265,7 @@ class Writer:
             unsafe = any(not problem.healable or problem.part == "bridge-filter" for problem in standing)
             pins = {} if unsafe else self._held_of(PINS, uid, pins)
             host = {} if unsafe else self._held_of(HOST, uid, host)
-        self._sync(PINS, uid, pins)
+        self._sync(PINS, uid, pins, request.lives)
         self._sync(HOST, uid, host)
         sources = {element.src for element in (*pins, *host)}
         counted, _ = self._counted.get(uid, (frozenset(), 0.0))

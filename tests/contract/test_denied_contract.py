@@ -56,13 +56,13 @@ def writer(hosts: Hosts) -> Iterator[Writer]:
 def apply(of: Writer, uid: int, bridge: str, subnet: str, gateway: str, *pins: Element) -> None:
     boxes = [{"bridge": bridge, "subnet": subnet, "gateway": gateway}]
     rows = [[*e.row(), ""] for e in pins]
-    answer = of.handle(uid, {"v": 1, "op": "apply", "sandboxes": boxes, "pins": rows, "host": []})
+    answer = of.handle(uid, {"v": 2, "op": "apply", "sandboxes": boxes, "pins": rows, "host": []})
     assert answer["ok"], answer
     assert answer["refused"] == []
 
 
 def ask(of: Writer, uid: int = OWNER, **changes: Any) -> dict[str, Any]:
-    body = {"v": 1, "op": "denied", "epoch": "", "after": 0, "sources": [INSIDE], "tallies": True, **changes}
+    body = {"v": 2, "op": "denied", "epoch": "", "after": 0, "sources": [INSIDE], "tallies": True, **changes}
     answer = of.handle(uid, body)
     assert answer["ok"], answer
     return answer

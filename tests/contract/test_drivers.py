@@ -263,7 +263,7 @@ def test_stale_rules_in_the_other_iptables_are_named_and_nothing_is_granted(
         answer = of.handle(
             1000,
             {
-                "v": 1,
+                "v": 2,
                 "op": "apply",
                 "sandboxes": [{"bridge": BRIDGE, "subnet": "192.0.2.0/26", "gateway": "192.0.2.1"}],
                 "pins": [[*PIN.row(), ""]],
@@ -291,12 +291,12 @@ def test_without_the_library_legacy_is_refused_by_name_and_closed(
         told = [p.text for p in of.audit().problems if p.part == "driver"]
         assert len(told) == 1
         assert "corral[legacy]" in told[0]
-        answer = of.handle(1000, {"v": 1, "op": "read"})
+        answer = of.handle(1000, {"v": 2, "op": "read"})
         assert any(part == "driver" for part, _ in answer["problems"])
         answer = of.handle(
             1000,
             {
-                "v": 1,
+                "v": 2,
                 "op": "apply",
                 "sandboxes": [{"bridge": BRIDGE, "subnet": "192.0.2.0/26", "gateway": "192.0.2.1"}],
                 "pins": [[*PIN.row(), ""]],

@@ -82,7 +82,7 @@ def test_a_table_that_cannot_be_held_is_told_and_keeps_nobody_from_working(takea
     answer = writer.handle(
         1000,
         {
-            "v": 1,
+            "v": 2,
             "op": "apply",
             "sandboxes": [{"bridge": "corral-0a0b0c0d", "subnet": "192.0.2.0/26", "gateway": "192.0.2.1"}],
             "pins": [["192.0.2.2", "tcp", 443, "203.0.113.10", ""]],

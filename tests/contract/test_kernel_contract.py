@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def apply(
     return of.handle(
         uid,
         {
-            "v": 1,
+            "v": 2,
             "op": "apply",
             "sandboxes": sandboxes,
             "pins": [[*e.row(), "box main api.example"] for e in pins],
@@ -188,6 +189,28 @@ def test_a_renewed_element_keeps_its_comment(world: World) -> None:
     world.kernel.change(PINS, {PIN: "first"}, ())
     world.kernel.change(PINS, {PIN: "second"}, ())
     assert world.kernel.entries(PINS)[PIN].comment == "second"
+
+
+def test_an_element_has_the_life_it_is_given_shorter_or_longer_and_never_more_than_any(world: World) -> None:
+    load(world)
+    other = Element(PIN.src, PIN.proto, PIN.port, "203.0.113.77")
+
+    def left() -> tuple[int, int]:
+        found = world.kernel.entries(PINS)
+        return found[PIN].timeout, found[other].timeout
+
+    both = {PIN: "one", other: "two"}
+    for lives, least, most in (({PIN: 60}, 50, 60), ({PIN: 600}, 590, 600), ({PIN: 90_000}, 3500, 3600)):
+        world.kernel.change(PINS, both, (), lives)
+        first, second = left()
+        assert least < first <= most
+        assert 3500 < second <= 3600
+    world.kernel.change(PINS, {PIN: "one"}, (), {PIN: 1})
+    deadline = time.monotonic() + 10
+    while PIN in world.kernel.entries(PINS) and time.monotonic() < deadline:
+        world.kernel.clock = lambda: time.monotonic() + 2  # type: ignore[attr-defined]
+        time.sleep(0.1)
+    assert set(world.kernel.entries(PINS)) == {other}
 
 
 def test_an_unknown_set_is_an_error(world: World) -> None:
@@ -335,7 +358,7 @@ def test_two_callers_do_not_see_or_touch_each_other(world: World) -> None:
     theirs = Element("192.0.2.66", "tcp", 443, "203.0.113.10")
     apply(of, 1000, [SANDBOX], [PIN])
     apply(of, 1001, [second], [theirs])
-    assert [row[:4] for row in of.handle(1001, {"v": 1, "op": "read"})["pins"]] == [theirs.row()]
+    assert [row[:4] for row in of.handle(1001, {"v": 2, "op": "read"})["pins"]] == [theirs.row()]
     apply(of, 1001, [second], [])
     assert set(world.kernel.entries(PINS)) == {PIN}
 
@@ -381,12 +404,12 @@ BAD_REQUESTS = [
     None,
     [],
     {},
-    {"v": 2, "op": "read"},
-    {"v": 1, "op": "drop"},
-    {"v": 1, "op": "apply"},
-    {"v": 1, "op": "apply", "sandboxes": [], "pins": [], "host": [], "more": 1},
+    {"v": 1, "op": "read"},
+    {"v": 2, "op": "drop"},
+    {"v": 2, "op": "apply"},
+    {"v": 2, "op": "apply", "sandboxes": [], "pins": [], "host": [], "more": 1},
     *(
-        {"v": 1, "op": "apply", "sandboxes": boxes, "pins": pins, "host": []}
+        {"v": 2, "op": "apply", "sandboxes": boxes, "pins": pins, "host": []}
         for boxes, pins in itertools.chain(
             ((boxes, []) for boxes in (None, [1], [{**SANDBOX, "bridge": "docker0"}], [SANDBOX, SANDBOX],
              [{**SANDBOX, "subnet": "192.0.2.0/8"}], [{**SANDBOX, "gateway": "198.51.100.1"}],

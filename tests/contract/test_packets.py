@@ -204,7 +204,7 @@ def grant(of: Writer, *pins: Element, host: tuple[Element, ...] = (), uid: int =
     answer = of.handle(
         uid,
         {
-            "v": 1,
+            "v": 2,
             "op": "apply",
             "sandboxes": [{"bridge": BRIDGE, "subnet": "192.0.2.0/26", "gateway": GATEWAY}],
             "pins": [[*e.row(), ""] for e in pins],
@@ -459,7 +459,7 @@ def test_only_root_and_the_owner_reach_a_sandbox_from_the_host(hosts: Hosts, wri
 def test_denied_packets_are_counted_for_their_source(hosts: Hosts, writer: Writer) -> None:
     grant(writer, PIN)
     hosts.send(FORBIDDEN, count=25)
-    answer = writer.handle(1000, {"v": 1, "op": "read"})
+    answer = writer.handle(1000, {"v": 2, "op": "read"})
     assert answer["denied"] == {INSIDE: 25}
 
 

@@ -104,13 +104,13 @@ def test_a_port_that_cannot_be_isolated_is_a_problem_and_takes_nothing_away(
     pin = Element("192.0.2.2", "tcp", 443, "203.0.113.10")
     monkeypatch.setattr(world.kernel, "set_ports", lambda _fixes: None)
     body = {
-        "v": 1,
+        "v": 2,
         "op": "apply",
         "sandboxes": [{"bridge": BRIDGE, "subnet": "192.0.2.0/26", "gateway": "192.0.2.1"}],
         "pins": [[*pin.row(), ""]],
         "host": [],
     }
-    for answer in (writer.handle(1000, body), writer.handle(1000, {"v": 1, "op": "read"})):
+    for answer in (writer.handle(1000, body), writer.handle(1000, {"v": 2, "op": "read"})):
         assert ["port", f"port veth-a of {BRIDGE} is not isolated"] in answer["problems"]
         assert [row[:4] for row in answer["pins"]] == [pin.row()]
     assert answer["refused"] == []

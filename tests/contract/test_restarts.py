@@ -121,7 +121,7 @@ class Program:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(30)
             sock.connect(str(self.path))
-            sock.sendall(json.dumps({"v": 1, **body}).encode() + b"\n")
+            sock.sendall(json.dumps({"v": 2, **body}).encode() + b"\n")
             answer: dict[str, Any] = json.loads(sock.makefile("rb").readline())
         assert answer["ok"], answer
         return answer
@@ -198,7 +198,7 @@ def test_a_tool_that_fails_at_any_call_is_survived(netns: None) -> None:
         try:
             of = Writer(kernel, Skeleton(), "test", sleep=lambda _s: None)
             of.heal("the start")
-            asked = {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": PINS, "host": HOST}
+            asked = {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": PINS, "host": HOST}
             answer = of.handle(1000, asked)
             if not answer["ok"] or len(answer["pins"]) < len(PINS):
                 assert answer.get("error") or answer["refused"]

@@ -15,14 +15,14 @@ from tests.lab.product import PROJECT, build_wheel, sources
 
 INBOX = "/var/lib/corral-lab/releases"
 
-# file -> what differs in a release with this version, whose every schema but that of the labels is 2.
+# file -> what differs in a release with this version, whose every schema but that of the labels is one higher.
 Change = tuple[str, Callable[[str], str]]
 NEWER: dict[str, tuple[tuple[str, str], ...]] = {
     "pyproject.toml": ((r'(?m)^version = "[^"]*"', 'version = "{version}"'),),
     "corral/__init__.py": ((r'__version__ = "[^"]*"', '__version__ = "{version}"'),),
     "enforcer/netfilter/VERSION": ((r".*\n?", "{version}\n"),),
-    "policy/versions.py": ((r"API: 1, LABELS: 1, STATE: 1, PROTOCOL: 1, SKELETON: 1", "API: 2, LABELS: 1, STATE: 2, PROTOCOL: 2, SKELETON: 2"),),
-    "enforcer/netfilter/model.py": ((r"PROTOCOL_VERSION = 1", "PROTOCOL_VERSION = 2"),),
+    "policy/versions.py": ((r"API: 1, LABELS: 1, STATE: 1, PROTOCOL: 2, SKELETON: 1", "API: 2, LABELS: 1, STATE: 2, PROTOCOL: 3, SKELETON: 2"),),
+    "enforcer/netfilter/model.py": ((r"PROTOCOL_VERSION = 2", "PROTOCOL_VERSION = 3"),),
     "enforcer/netfilter/schemas.py": ((r"SKELETON = 1", "SKELETON = 2"),),
     # Rules that differ, so that the old writer and the new one do not want the same.
     "enforcer/netfilter/skeleton.py": ((r"--hashlimit-upto 20/sec", "--hashlimit-upto 21/sec"),),

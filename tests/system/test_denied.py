@@ -269,7 +269,7 @@ def eve(host: Host) -> Iterator[Eve]:
 ASK = """\
 import json, socket
 s = socket.socket(socket.AF_UNIX); s.connect("/run/corral/netfilter.sock")
-body = {"v": 1, "op": "denied", "epoch": "", "after": 0, "sources": ["%s"], "tallies": True}
+body = {"v": 2, "op": "denied", "epoch": "", "after": 0, "sources": ["%s"], "tallies": True}
 s.sendall(json.dumps(body).encode() + b"\\n")
 print(s.makefile().readline())
 """

@@ -304,6 +304,37 @@ def test_a_running_session_is_changed_by_hand_and_every_answer_agrees_with_a_rea
     assert "nowhere.corral.example is not allowed" in refused.stderr
 
 
+@pytest.mark.representative
+def test_a_name_follows_its_answers_and_a_temporary_permission_ends_though_the_enforcer_is_dead(
+    host: Host, dns: ScriptDns
+) -> None:
+    late = "later.corral.example"
+    dns.play({GOOD: always("203.0.113.180"), late: always("203.0.113.181")})
+    project = host.project("ending", policy(GOOD))
+    project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    sampler = Sampler(host, project, GOOD)
+    assert probed(host, project, f"{GOOD}:443", f"{late}:443") == {f"{GOOD}:443": True, f"{late}:443": False}
+    dns.play({GOOD: always("203.0.113.182"), late: always("203.0.113.181")})
+    assert "+203.0.113.182" in project.corral("refresh", GOOD).stdout
+    seen = sampler.seen()
+    assert (seen["violations"], seen["bad"], seen["bare"]) == (0, [], 0)
+    project.corral("allow", late, "--for", "15s")
+    assert probed(host, project, f"{GOOD}:443", f"{late}:443") == {f"{GOOD}:443": True, f"{late}:443": True}
+    host.user_systemctl("stop", ENFORCER)
+    try:
+        assert ("203.0.113.181", 443) in held(host, project)
+        until(lambda: ("203.0.113.181", 443) not in held(host, project), 40, "the kernel lets go of it")
+        # Closed, and what has no end stays.
+        assert probed(host, project, f"{GOOD}:443", f"{late}:443") == {
+            f"{GOOD}:443": True,
+            f"{late}:443": False,
+        }
+    finally:
+        host.user_systemctl("start", ENFORCER)
+        host.wait_enforcer()
+    assert probed(host, project, f"{late}:443") == {f"{late}:443": False}
+
+
 def test_an_interface_with_the_address_of_a_name_revokes_it_at_once(host: Host, dns: ScriptDns) -> None:
     dns.play({GOOD: always("203.0.113.171"), TWIN: always("203.0.113.172")})
     project = host.project("revoked", policy(GOOD, TWIN))

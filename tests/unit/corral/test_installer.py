@@ -43,7 +43,7 @@ class Machine:
 
     def payload(self, version: str, **schemas: int) -> dict[str, Any]:
         name = f"{version}-0a0b0c0d"
-        manifest = {"version": version, "schemas": {"protocol": 1, "skeleton": 1, **schemas}}
+        manifest = {"version": version, "schemas": {"protocol": 2, "skeleton": 1, **schemas}}
         files = {"enforcer/__init__.py": b"", common.MANIFEST: json.dumps(manifest).encode()}
         return {
             "directory": str(self.places.code / name),
@@ -90,7 +90,7 @@ def test_an_installation_replaces_the_one_before_and_notes_who_did_it(machine: M
     assert machine.code() == ["1.1.0-0a0b0c0d"]
     found = common.installed(machine.places)
     assert found is not None
-    assert (found.release, found.schemas) == ("1.1.0", {"protocol": 1, "skeleton": 1})
+    assert (found.release, found.schemas) == ("1.1.0", {"protocol": 2, "skeleton": 1})
     assert list(common.users(machine.places)) == [os.getuid()]
     # The rules are replaced while no writer of the old version could mend them back.
     verbs = [

@@ -11,7 +11,7 @@ from corral.cli import main
 from corral.context import Invocation
 from corral.names import Target, parse_duration, parse_target
 from policy.declaration import Declaration, Name
-from policy.errors import NotReadyError, PolicyError
+from policy.errors import EnforcerError, NotReadyError, PolicyError
 from policy.loader import load
 from policy.revision import revision
 from tests.unit.corral.fakes import FakeEnforcer
@@ -296,3 +296,68 @@ def test_invalid_arguments_are_exit_code_2(
 def test_every_command_has_help() -> None:
     for words in (["refresh"], ["allow"], ["deny"], ["policy"], ["policy", "check"]):
         assert CliRunner().invoke(namecommands.app, [*words, "--help"]).exit_code == 0
+
+
+def denied(invocation: Invocation, host: str = "new.example.com") -> dict[str, Any]:
+    return names.deny(invocation, host, invocation.loaded.sandbox.id, keep=True)
+
+
+def has(enforcer: FakeEnforcer, invocation: Invocation, state: str = "OK") -> None:
+    running(enforcer, invocation)
+    (session,) = enforcer.status_answer["sandboxes"][0]["sessions"]
+    session["names"] = [{"name": "new.example.com", "state": state}]
+
+
+def written(invocation: Invocation) -> Invocation:
+    allow(invocation, keep=True)
+    user = invocation.user
+    again = load(invocation.loaded.path, home=user.home, environ=dict(user.environ), uid=user.uid)
+    invocation.__dict__["loaded"] = again
+    return invocation
+
+
+def test_a_saved_denial_closes_what_runs_and_leaves_the_file_without(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    on = written(invocation)
+    has(enforcer, on)
+    answer = denied(on)
+    assert enforcer.changes[-1] == ("deny", on.loaded.sandbox.id, "new.example.com")
+    assert answer["saved"] == str(on.loaded.path)
+    assert "new.example.com" not in on.loaded.path.read_text()
+    assert "is taken out of" in names.told_deny(answer)
+
+
+@pytest.mark.parametrize("state", ["nothing runs", "REVOKED"])
+def test_a_denial_is_saved_though_nothing_runs_that_has_the_name(
+    invocation: Invocation, enforcer: FakeEnforcer, state: str
+) -> None:
+    on = written(invocation)
+    if state == "REVOKED":
+        has(enforcer, on, state)
+    enforcer.changes.clear()
+    assert denied(on)["saved"]
+    assert enforcer.changes == []
+
+
+def test_a_denial_that_fails_is_told_and_saved_all_the_same(
+    invocation: Invocation, enforcer: FakeEnforcer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = written(invocation)
+    has(enforcer, on)
+
+    def fails(*_words: Any) -> dict[str, Any]:
+        raise EnforcerError("no space left")
+
+    monkeypatch.setattr(enforcer, "deny", fails)
+    with pytest.raises(EnforcerError, match="no space left"):
+        denied(on)
+    assert "new.example.com" not in on.loaded.path.read_text()
+
+
+def test_a_name_that_is_not_in_the_file_is_closed_where_it_runs(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    has(enforcer, invocation)
+    assert denied(invocation)["saved"] is None
+    assert enforcer.changes[-1][0] == "deny"

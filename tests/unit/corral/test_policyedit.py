@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corral import policyedit
-from corral.policyedit import reach, save
+from corral.policyedit import reach, save, unsave
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy, load
 from policy.revision import revision
@@ -119,3 +119,50 @@ def test_a_directory_that_cannot_be_written_is_told(policy: LoadedPolicy, again:
             save(policy, "b.example.com", (443,), again)
     finally:
         policy.path.parent.chmod(0o700)
+
+
+def test_a_name_is_taken_out_and_that_is_told_once_it_is(policy: LoadedPolicy, again: Again) -> None:
+    save(policy, "b.example.com", (443,), again)
+    told: list[tuple[LoadedPolicy, LoadedPolicy]] = []
+    before = again(policy.path)
+    made = unsave(before, "b.example.com", again, saved=lambda *both: told.append(both))
+    assert told == [(before, made)]
+    assert reach(made.declaration) == {"a.example.com": {443}}
+    assert policy.path.read_text() == POLICY
+    assert policy.path.stat().st_mode & 0o777 == 0o640
+    assert unsave(made, "b.example.com", again, saved=lambda *both: told.append(both)) is made
+    assert len(told) == 1
+
+
+def test_the_last_name_is_taken_out_and_the_list_is_empty(policy: LoadedPolicy, again: Again) -> None:
+    made = unsave(policy, "a.example.com", again)
+    assert reach(made.declaration) == {}
+    assert policy.path.read_text().endswith("  allow: []\n")
+
+
+def test_what_the_profile_gives_is_not_taken_out_of_the_file(project: Path, again: Again) -> None:
+    (project / "corral.yaml").write_text(POLICY.replace("false", "true"))
+    loaded = again(project / "corral.yaml")
+    own = next(name.host for name in loaded.declaration.names if name.host != "a.example.com")
+    with pytest.raises(PolicyError, match=r"is no entry of egress\.allow"):
+        unsave(loaded, own, again)
+
+
+def test_what_an_agent_writes_while_a_name_is_taken_out_is_not_what_was_saved(
+    policy: LoadedPolicy, again: Again, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hers = POLICY + "    - hers.example.com\n"
+    replace = Path.replace
+
+    def racing(partial: Path, target: Path) -> Path:
+        done = replace(partial, target)
+        target.write_text(hers)
+        return done
+
+    monkeypatch.setattr(Path, "replace", racing)
+    told: list[LoadedPolicy] = []
+    unsave(policy, "a.example.com", again, saved=lambda _before, after: told.append(after))
+    assert [reach(after.declaration) for after in told] == [{}]
+    (policy.path).write_text(hers)
+    with pytest.raises(PolicyError, match="changed while it was being edited"):
+        unsave(policy, "a.example.com", again)

@@ -40,6 +40,7 @@ class FakeWriter:
         self.pins: dict[tuple[Any, ...], str] = {}
         self.host: dict[tuple[Any, ...], str] = {}
         self.applies: list[dict[tuple[Any, ...], str]] = []
+        self.lives: dict[tuple[Any, ...], int] = {}
         self.broken = False
         self.packets = 0
         self.asked: list[tuple[Any, ...]] = []
@@ -63,7 +64,10 @@ class FakeWriter:
         self.asked.append((epoch, after, tuple(sources), tallies))
         return {"epoch": "one", "next": 0, "lost": 0, "records": [], "totals": {}, "problem": ""}
 
-    def apply(self, _boxes: Any, pins: list[list[Any]], host: list[list[Any]]) -> Held:
+    def apply(
+        self, _boxes: Any, pins: list[list[Any]], host: list[list[Any]], lives: list[list[Any]]
+    ) -> Held:
+        self.lives = {tuple(row[:4]): row[4] for row in lives}
         if self.broken:
             raise EnforcerError("the writer does not answer")
         self.pins = {tuple(row[:4]): row[4] for row in pins}

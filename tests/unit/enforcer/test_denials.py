@@ -55,7 +55,7 @@ class Writer:
             raise EnforcerError(self.broken)
         body = {"epoch": epoch, "after": after, "sources": sorted(sources), "tallies": tallies}
         self.asked.append(body)
-        answer = self.refusals.since(1000, parse_denied({"v": 1, "op": "denied", **body}))
+        answer = self.refusals.since(1000, parse_denied({"v": 2, "op": "denied", **body}))
         answer |= {"totals": self.total, "problem": ""}
         return json.loads(json.dumps(answer | ({"tallies": self.tallies} if tallies else {}) | self.odd))  # type: ignore[no-any-return]
 

@@ -126,7 +126,7 @@ def test_a_bridge_that_changes_hands_takes_nothing_along() -> None:
     assert of.since(1001, asking())["records"] == []
 
 
-BODY = {"v": 1, "op": "denied", "epoch": "", "after": 0, "sources": ["172.16.0.2"], "tallies": True}
+BODY = {"v": 2, "op": "denied", "epoch": "", "after": 0, "sources": ["172.16.0.2"], "tallies": True}
 
 
 @pytest.mark.parametrize(

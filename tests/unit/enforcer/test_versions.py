@@ -46,7 +46,7 @@ def writer(path: Path, answer: Callable[[dict[str, Any]], Any], asked: list[str]
 
 
 def speaks(release: str | None, schemas: dict[str, int] | None) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    told: dict[str, Any] = {"ok": True, "v": 1, "skeleton": "0a0b", **READ}
+    told: dict[str, Any] = {"ok": True, "v": 2, "skeleton": "0a0b", **READ}
     if release is not None:
         told["version"] = release
     if schemas is not None:
@@ -66,9 +66,9 @@ def test_a_writer_that_is_understood_is_asked_on_the_same_connection(tmp_path: P
     ("release", "schemas", "message"),
     [
         ("1.1.0", SCHEMAS, "the enforcer is version 1.2.0, but the netfilter writer is 1.1.0"),
-        ("1.3.0", {**SCHEMAS, "protocol": 2}, r"writer is 1\.3\.0 \(protocol schema 1 and 2\)"),
+        ("1.3.0", {**SCHEMAS, "protocol": 3}, r"writer is 1\.3\.0 \(protocol schema 2 and 3\)"),
         ("1.2.0", {**SCHEMAS, "skeleton": 2}, "skeleton schema 1 and 2"),
-        ("1.2.0", None, "protocol schema 1 and unknown"),
+        ("1.2.0", None, "protocol schema 2 and unknown"),
         (None, None, "the netfilter writer is of an unknown version"),
     ],
 )

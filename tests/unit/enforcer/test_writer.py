@@ -66,7 +66,7 @@ def test_a_fight_does_not_hold_up_requests() -> None:
     slept: list[float] = []
     of.sleep = slept.append
     for _ in range(3):
-        assert of.handle(1000, {"v": 1, "op": "hello"})["ok"]
+        assert of.handle(1000, {"v": 2, "op": "hello"})["ok"]
         of.mend("the test")
     assert slept == []
     assert of.unsettled == 3
@@ -78,7 +78,7 @@ def test_nothing_is_granted_while_the_rules_do_not_hold() -> None:
     of = writer(kernel)
     FakeKernel.carry_out(kernel, of.audit())
     kernel.tables[(4, "filter")][DOCKER_USER].clear()
-    answer = of.handle(1000, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
+    answer = of.handle(1000, {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
     assert answer["pins"] == []
     assert any(text.startswith("nothing new is granted") for text in answer["refused"])
     assert kernel.entries(PINS) == {}
@@ -95,7 +95,7 @@ def granted() -> tuple[FakeKernel, Writer]:
 
 
 def apply(of: Writer, *pins: list[Any]) -> dict[str, Any]:
-    body = {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": list(pins) or [PIN], "host": []}
+    body = {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": list(pins) or [PIN], "host": []}
     return of.handle(1000, body)
 
 
@@ -182,13 +182,13 @@ def test_claims_survive_a_restart_of_the_writer(tmp_path: Path) -> None:
     kernel.interfaces.append(Link(BRIDGE, 9, (IPv4Interface("192.0.2.1/26"),)))
     of = writer(kernel)
     of.heal("the start")
-    of.handle(1000, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
+    of.handle(1000, {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})
     again = Writer(kernel, Skeleton(), "test", claims=from_rows(json.loads(json.dumps(to_rows(of.claims)))))
     again.heal("the start")
     again.prune()
     assert len(kernel.entries(PINS)) == 1
     assert "belongs to uid 1000" in str(
-        again.handle(1001, {"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [], "host": []})["refused"]
+        again.handle(1001, {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": [], "host": []})["refused"]
     )
     assert from_rows([{"uid": "x"}, 1, None]) == {}
     assert from_rows({"no": "list"}) == {}
@@ -242,11 +242,11 @@ def live(tmp_path: Path) -> Iterator[Live]:
         made.stop()
 
 
-HELLO = {"v": 1, "op": "hello"}
+HELLO = {"v": 2, "op": "hello"}
 
 
 def test_several_requests_in_one_write_are_all_answered(live: Live) -> None:
-    answers = live.ask(HELLO, {"v": 1, "op": "read"}, HELLO)
+    answers = live.ask(HELLO, {"v": 2, "op": "read"}, HELLO)
     assert [answer["ok"] for answer in answers] == [True, True, True]
 
 
@@ -264,7 +264,7 @@ def test_garbage_is_answered_and_the_next_request_works(live: Live, line: bytes)
 def test_a_silent_client_and_a_half_request_hold_up_nobody(live: Live) -> None:
     silent = [live.connect() for _ in range(5)]
     half = live.connect()
-    half.sendall(b'{"v": 1, ')
+    half.sendall(b'{"v": 2, ')
     assert live.ask(HELLO)[0]["ok"]
     for sock in (*silent, half):
         sock.close()
@@ -313,7 +313,7 @@ def test_a_notification_of_the_kernel_is_followed_by_a_repair(live: Live) -> Non
 
 def test_a_link_that_went_takes_its_elements_along(live: Live) -> None:
     uid = os.getuid()
-    answer = live.ask({"v": 1, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})[0]
+    answer = live.ask({"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": [PIN], "host": []})[0]
     assert len(answer["pins"]) == 1
     assert live.writer.claims[BRIDGE].uid == uid
     live.kernel.interfaces.clear()

@@ -80,12 +80,12 @@ class Turns:
         self.apply(1001, OTHER_BOX)
 
     def apply(self, uid: int, *boxes: dict[str, str], pins: list[Any] | None = None) -> None:
-        body = {"v": 1, "op": "apply", "sandboxes": list(boxes), "pins": pins or [], "host": []}
+        body = {"v": 2, "op": "apply", "sandboxes": list(boxes), "pins": pins or [], "host": []}
         answer = self.writer.handle(uid, body)
         assert answer["ok"], answer
 
     def ask(self, uid: int = 1000, **changes: Any) -> dict[str, Any]:
-        body = {"v": 1, "op": "denied", "epoch": "", "after": 0, "sources": [SOURCE], "tallies": True}
+        body = {"v": 2, "op": "denied", "epoch": "", "after": 0, "sources": [SOURCE], "tallies": True}
         answer = self.writer.handle(uid, {**body, **changes})
         assert answer["ok"], answer
         return answer
@@ -203,5 +203,5 @@ def test_a_kernel_that_does_not_count_is_an_error_to_the_caller_alone(
         raise KernelError("list corral-seen: no such set")
 
     monkeypatch.setattr(turns.kernel, "tallies", broken)
-    body = {"v": 1, "op": "denied", "epoch": "", "after": 0, "sources": [], "tallies": True}
+    body = {"v": 2, "op": "denied", "epoch": "", "after": 0, "sources": [], "tallies": True}
     assert "corral-seen" in turns.writer.handle(1000, body)["error"]

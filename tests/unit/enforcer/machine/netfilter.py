@@ -10,7 +10,7 @@ from enforcer.netfilter import claims as claiming
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import KernelError
-from enforcer.netfilter.model import PROTOCOL_VERSION, Element, Entry
+from enforcer.netfilter.model import NO_LIVES, PROTOCOL_VERSION, Element, Entry, Lives
 from enforcer.netfilter.plan import Plan, Wanted, plan, tag_of
 from enforcer.netfilter.ports import Port
 from enforcer.netfilter.refusals import Tally
@@ -119,14 +119,16 @@ class WatchedKernel(FakeKernel):
         self.faults.call("netlink", "entries")
         return super().entries(name)
 
-    def change(self, name: str, put: Mapping[Element, str], drop: Iterable[Element]) -> None:
+    def change(
+        self, name: str, put: Mapping[Element, str], drop: Iterable[Element], lives: Lives = NO_LIVES
+    ) -> None:
         for element, comment in put.items():
             self.faults.call("netlink", "add")
             self.faults.writer_writes(f"before adding {element}")
             self.writes.append(f"add {name} {element}")
             if element not in self._living(name) and (broken := self.standing()):
                 self.violations.append(f"{element} was added while {broken}")
-            super().change(name, {element: comment}, ())
+            super().change(name, {element: comment}, (), lives)
         for element in drop:
             self.faults.call("netlink", "delete")
             self.faults.writer_writes(f"before deleting {element}")

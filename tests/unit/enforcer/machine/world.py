@@ -348,7 +348,7 @@ class World:
     def renew_other(self) -> None:
         """What the service of another user does all the time."""
         if self.writer.writer is not None:
-            body = {"v": 1, "op": "apply", "sandboxes": [OTHER], "pins": [OTHER_PIN], "host": []}
+            body = {"v": 2, "op": "apply", "sandboxes": [OTHER], "pins": [OTHER_PIN], "host": []}
             try:
                 self.writer.handle(OTHER_UID, body)
             except CorralError:
