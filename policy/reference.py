@@ -83,7 +83,9 @@ MEANING: Mapping[str, str] = {
         "your home with `CORRAL_PROJECT`, `CORRAL_SANDBOX` and `CORRAL_SESSION_ID`; when it fails or takes "
         "longer than ten minutes, nothing starts"
     ),
-    "approvals": "`ask`, `auto` or `off`: the harness's own questions to you; they add no isolation",
+    "approvals": (
+        "`ask`, `auto` or `off`: the harness's own questions to you; no isolation, each start says so"
+    ),
     "protect": "`false`: files in writable mounts that this host executes are neither protected nor reported",
 }
 
