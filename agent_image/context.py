@@ -4,6 +4,7 @@
 
     Dockerfile
     certificates/corral-<hash>.crt      one certificate per file, as update-ca-certificates wants it
+    prepare                             what makes an image that corral did not make fit
     root/...                            what ``COPY root/ /`` puts into the image, root-owned
 
 The directory is generated and disposable: it is replaced as a whole, and only when something in it differs.
@@ -75,6 +76,8 @@ def files(spec: ImageSpec) -> tuple[ContextFile, ...]:
         if file.path in baked:
             raise PolicyError(f"{file.path} is corral's own file in the image", "bake it to another path")
         baked[file.path] = (file.content.encode(), file.mode)
+    if spec.foreign is not None:
+        found.append(ContextFile("prepare", executable("prepare"), 0o755))
     found += [ContextFile(f"root{path}", content, mode) for path, (content, mode) in baked.items()]
     return tuple(sorted(found, key=lambda file: file.path))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from agent_image.foreign import Foreign
 from agent_image.harnesses import artifact
 from policy.errors import PolicyError
 from policy.profiles import BakedFile
@@ -66,6 +67,8 @@ class ImageSpec:
         apt_security_mirror, by default the same with "-security" at its end.
     apt_options: (name, value) of apt.conf for the build ("Acquire::Check-Valid-Until", "false").
     npm_registry: where the build's npm client asks; None is the client's own default.
+    foreign: the image that corral adds its layer to, instead of making one; the harness is still fetched in
+        stages of ``base``.
     pip_index: where the build's pip asks, and, in /etc/pip.conf, the agent's; None is pip's own default.
 
     Raises:
@@ -88,6 +91,7 @@ class ImageSpec:
     npm_registry: str | None = None
     pip_index: str | None = None
     rootless: bool = False
+    foreign: Foreign | None = None
 
     def __post_init__(self) -> None:
         _check_ids(self.uid, self.gid)

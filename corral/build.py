@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from corral import state
+from corral import existing, network, state
 from corral.context import Invocation
 from corral.engine import base_url, errors
 from policy.errors import PolicyError
@@ -17,6 +18,8 @@ from policy.urls import is_loopback, redact
 
 if TYPE_CHECKING:
     from agent_image.builder import Built, ImageApi
+    from agent_image.foreign import Api as ForeignApi
+    from agent_image.foreign import Foreign
     from agent_image.spec import ImageSpec
 
 
@@ -29,6 +32,7 @@ def image_spec(
     host: BuildEnvironment,
     certificates: Iterable[bytes],
     rootless: bool = False,
+    foreign: Foreign | None = None,
 ) -> ImageSpec:
     """Return what the sandbox's image is made from.
 
@@ -39,6 +43,7 @@ def image_spec(
         host: how a build reaches the world; the policy's own wishes are merged into it.
         certificates: contents of its CA files.
         rootless: whether the engine is the user's own.
+        foreign: the existing image that the policy names, if it does.
 
     Raises:
         PolicyError: a value cannot be used.
@@ -62,6 +67,7 @@ def image_spec(
         npm_registry=host.npm_registry,
         pip_index=host.pip_index,
         rootless=rootless,
+        foreign=foreign,
     )
 
 
@@ -109,14 +115,25 @@ def read_certificates(files: Iterable[str]) -> list[bytes]:
     return found
 
 
-def inputs(invocation: Invocation, loaded: LoadedPolicy) -> tuple[ImageSpec, BuildEnvironment]:
+def inputs(
+    invocation: Invocation, loaded: LoadedPolicy, *, force: bool = False
+) -> tuple[ImageSpec, BuildEnvironment]:
     """Return what the image of a policy is made from on this host, and how its build reaches the world.
+
+    Args:
+        invocation, loaded: who, and which policy.
+        force: an existing image may be another one than before.
 
     Raises:
         PolicyError: a value cannot be used.
+        CorralError: an existing image is not there, or cannot be used.
         EngineError: Docker does not answer.
     """
-    user = invocation.user
+    user, image = invocation.user, loaded.policy.image
+    foreign = None
+    if image is not None:
+        root, tell = invocation.read_paths.root, invocation.console.warn
+        foreign = existing.find(invocation.api, image, loaded.sandbox, root, tell, force=force)
     suite = suite_of(loaded.policy.build.base_image)
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
     with errors("asking Docker for its architecture"):
@@ -129,6 +146,7 @@ def inputs(invocation: Invocation, loaded: LoadedPolicy) -> tuple[ImageSpec, Bui
         host=host,
         certificates=read_certificates(host.ca_files),
         rootless=user.rootless,
+        foreign=foreign,
     )
     return spec, host
 
@@ -143,7 +161,12 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     from agent_image.runner import SubprocessRunner
 
     loaded, user, console = invocation.approved, invocation.user, invocation.console
-    spec, host = inputs(invocation, loaded)
+    image = loaded.policy.image
+    if image is not None and existing.look(invocation.api, image) is None:
+        pin = existing.read(invocation.read_paths.root)
+        if pin is None or pin.reference != image or existing.look(invocation.api, pin.ident) is None:
+            existing.pull(invocation.api, image, console.tell)
+    spec, host = inputs(invocation, loaded, force=force)
     for note in host.notes:
         console.detail(note)
     for note in loaded.from_host.notes:
@@ -163,7 +186,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
                 console.warn(warning)
         console.detail(line)
 
-    with console.step("image", minor=True):
+    with console.step("image", minor=True), _base(invocation, spec.foreign):
         return build(
             spec,
             tag=loaded.sandbox.image,
@@ -177,6 +200,32 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             progress=progress,
             force=force,
         )
+
+
+@contextlib.contextmanager
+def _base(invocation: Invocation, foreign: Foreign | None) -> Iterator[None]:
+    """Give an existing image the name that its build knows it by, and keep which one it is."""
+    if foreign is None:
+        yield
+        return
+    from docker.errors import ImageNotFound
+
+    from agent_image.foreign import insist
+
+    root, api = invocation.paths.root, invocation.api
+    # Builds of one sandbox take turns: each removes the name again.
+    with network.locked(root / "image.lock"):
+        if existing.read(root) != existing.Pin(foreign.reference, foreign.ident):
+            insist(cast("ForeignApi", api), foreign)
+            invocation.console.warn(existing.warning(foreign.reference, foreign.ident))
+        with errors(f"naming the image {foreign.reference}"):
+            api.tag(foreign.ident, *foreign.tag.rpartition(":")[::2])
+        try:
+            yield
+        finally:
+            with errors(f"naming the image {foreign.reference}"), contextlib.suppress(ImageNotFound):
+                api.remove_image(foreign.tag, noprune=True)
+        existing.write(root, existing.Pin(foreign.reference, foreign.ident))
 
 
 def build(invocation: Invocation, *, force: bool) -> str:

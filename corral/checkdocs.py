@@ -310,6 +310,14 @@ DOCS: tuple[CheckDoc, ...] = (
         "host",
     ),
     CheckDoc(
+        "foreign-image",
+        "nothing: it says that the image is an existing one, in which checks inside are that image's word",
+        "listed, as skipped, when the policy names an image",
+        "it cannot fail",
+        "to have everything checked by programs of corral's own: build.base_image instead of image",
+        "host",
+    ),
+    CheckDoc(
         "skeleton-in-path",
         "packets of sandboxes meet corral's chains before any other rule",
         "the writer reads the kernel's rules and compares each with its own",

@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Literal
 
+from corral.runtimes import RUNC
 from policy.connection import OWN
 from policy.container import HOME, NOFILE, TMPFS, WORKSPACE, Limits
 from policy.loader import LoadedPolicy
@@ -175,6 +176,7 @@ def expectations(
         "env_file": str(loaded.env_file) if loaded.env_file is not None else None,
         "profile": [{"kind": check.kind, "target": check.target} for check in profile.verify],
         **({"connection": loaded.connection} if loaded.connection != OWN else {}),
+        **({"runtime": loaded.policy.runtime} if loaded.policy.runtime != RUNC else {}),
     }
 
 

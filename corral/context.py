@@ -21,6 +21,7 @@ from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, guard, load
 from policy.mounts import Guard
+from policy.schema import is_image
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient
@@ -88,6 +89,19 @@ def new_session() -> str:
     return secrets.token_hex(4)
 
 
+def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
+    """Return a policy with the image that the environment names: to be approved like one in the file.
+
+    Raises:
+        PolicyError: it is no image reference.
+    """
+    if not is_image(image):
+        raise PolicyError(
+            f"{IMAGE_VARIABLE} is not an image reference", "write NAME:TAG or NAME@sha256:DIGEST"
+        )
+    return replace(loaded, policy=loaded.policy.model_copy(update={"image": image}))
+
+
 @dataclass(frozen=True)
 class Invocation:
     """See the module. Everything expensive is made when it is first asked for.
@@ -105,7 +119,9 @@ class Invocation:
     @cached_property
     def loaded(self) -> LoadedPolicy:
         """The project's policy; PolicyError when there is none or it is invalid."""
-        return load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+        found = load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+        image = self.user.environ.get(IMAGE_VARIABLE)
+        return found if not image else with_image(found, image)
 
     @cached_property
     def approved(self) -> LoadedPolicy:
@@ -117,8 +133,6 @@ class Invocation:
         """
         from corral import approval
 
-        if self.user.environ.get(IMAGE_VARIABLE):
-            raise PolicyError(f"{IMAGE_VARIABLE}: using an existing image is not available yet", "unset it")
         loaded = self.loaded
         approval.approve(
             loaded,

@@ -11,7 +11,20 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import apart, checks, engine, held, network, protect, relay, rootless, secretchannel, state
+from corral import (
+    apart,
+    checks,
+    engine,
+    existing,
+    held,
+    network,
+    protect,
+    relay,
+    rootless,
+    runtimes,
+    secretchannel,
+    state,
+)
 from corral.build import ensure_image
 from corral.context import Invocation
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
@@ -29,13 +42,17 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What all sessions of a sandbox share: its image, its network if any, the user, the secrets."""
+    """What all sessions of a sandbox share: its image, its network if any, the user, the secrets.
+
+    ``foreign`` is the id of the existing image that its own was made on, if it was.
+    """
 
     user: User
     image: str
     plan: Plan | None
     secrets: Mapping[str, str]
     limits: Limits
+    foreign: str = ""
 
 
 @dataclass
@@ -103,11 +120,23 @@ def prepare(invocation: Invocation) -> Prepared:
     # Where nothing is to be made true in the kernel, nobody is needed who does it.
     if fenced:
         invocation.check_enforcer()
+    _runtime(invocation)
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
     state.prepare(invocation.paths, loaded.profile)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
-    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits)
+    pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
+    foreign = pin.ident if pin is not None else ""
+    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits, foreign)
+
+
+def _runtime(invocation: Invocation) -> None:
+    runtime = invocation.approved.policy.runtime
+    if runtime != runtimes.RUNC:
+        with engine.errors("asking Docker for its runtimes"):
+            info = invocation.api.info()
+        runtimes.insist(runtime, info)
+        invocation.console.warn_block(runtimes.warnings(runtime))
 
 
 def _network(invocation: Invocation) -> Plan:

@@ -45,6 +45,11 @@ def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int
     unfenced = apart.warning(invocation.approved)
     if unfenced:
         invocation.console.warn_block(unfenced)
+    approvals = invocation.approved.policy.approvals
+    if approvals is not None:
+        invocation.console.tell(
+            f"approvals: {approvals} is the harness's own switch; the fence is the same with each of them"
+        )
     prepared = prepare(invocation)
     warn_of_git(invocation)
     user = invocation.user

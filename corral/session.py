@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral import secretchannel
+from corral import runtimes, secretchannel
 from corral.state import EMPTY
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
@@ -147,7 +147,9 @@ def environment(
         SESSION_VARIABLE: request.session,
         GATE_VARIABLE: gate_of(loaded, outside),
     }
-    own[MOUNTS_VARIABLE] = json.dumps(list(places), separators=(",", ":"), ensure_ascii=False)
+    # A kernel of its own has other numbers for them than this host's.
+    rows = list(places) if loaded.policy.runtime == runtimes.RUNC else []
+    own[MOUNTS_VARIABLE] = json.dumps(rows, separators=(",", ":"), ensure_ascii=False)
     if secrets:
         own[SECRETS_VARIABLE] = f"{HOME}/{secretchannel.NAME}"
     if loaded.workspace:
@@ -250,4 +252,5 @@ def plan(
         limits=limits,
         rootless=user.rootless,
         connection=loaded.connection,
+        runtime=runtimes.field(loaded.policy.runtime),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_image.files.entrypoint.gate import parse_hosts
-from corral import apart, checks, engine, livecheck
+from corral import apart, checks, engine, existing, livecheck
 from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
 from corral.insession import Unfinished, execute
@@ -22,10 +22,11 @@ from corral.lifecycle import Created, Prepared, created, prepare, resolvers
 from corral.livecheck import Sight
 from corral.names import changed_since
 from corral.policyedit import reach
+from corral.runtimes import RUNC
 from corral.session import SERVICE, Request, mounts
 from corral.subnets import Plan
 from policy.connection import HOST, OWN
-from policy.container import HOSTS_TARGET, Limits
+from policy.container import HOSTS_TARGET, RUNTIMES, Limits
 from policy.container import user as as_user
 from policy.declaration import LABEL_CONNECTION, LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
@@ -97,6 +98,10 @@ def _seen(
     else:
         inside = checks.parse_checker(*answer, asked=asked(told))
     if not any(check.name in {GATE, CHECKER} for check in inside):
+        if loaded.policy.image is not None:
+            # Everything inside is the word of an image that corral did not make.
+            detail = existing.warning(loaded.policy.image, prepared.foreign)
+            host_side = [*host_side, Check("foreign-image", "skip", detail)]
         told_of = loaded.connection == HOST
         inside.insert(0, Check(GATE, "skip", ready.detail) if told_of else Check(GATE, "ok"))
     return [ready, *inside, *host_side]
@@ -203,6 +208,9 @@ def started_differently(
     differs = []
     if (labels.get(LABEL_CONNECTION) or OWN) != loaded.connection:
         differs.append("egress.mode")
+    runtime = str(actual.get("Runtime") or RUNC)
+    if (runtime if runtime in RUNTIMES else RUNC) != loaded.policy.runtime:
+        differs.append("runtime")
     if _egress_differs(str(labels.get(LABEL_EGRESS)), loaded.declaration, row):
         differs.append("egress")
     mounted = {

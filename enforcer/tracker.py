@@ -232,15 +232,19 @@ class Tracker:
             log.error("container %.12s: %s", ident, error.message)
 
     async def _watch_exec(self, ident: str, exec_id: str) -> None:
-        engine, session = self.engine, self.sessions.get(ident)
-        if engine is None or session is None or not exec_id:
+        engine, session, without = self.engine, self.sessions.get(ident), self.apart.get(ident)
+        if session is not None:
+            name, network = session.name, session.sandbox.network
+        elif without is not None:
+            name, network = without.name, without.connection
+        else:
+            return
+        if engine is None or not exec_id:
             return
         try:
-            await asyncio.to_thread(
-                self._watch.executed, engine, ident, session.name, session.sandbox.network, exec_id
-            )
+            await asyncio.to_thread(self._watch.executed, engine, ident, name, network, exec_id)
         except CorralError as error:
-            log.error("exec %.12s in %s: %s", exec_id, session.name, error.message)
+            log.error("exec %.12s in %s: %s", exec_id, name, error.message)
 
     async def _look(self, ident: str) -> None:
         engine = self.engine

@@ -71,8 +71,11 @@ MEANING: Mapping[str, str] = {
     "build.apt_mirror": "default: what this machine's apt uses",
     "profile_options": "by profile; `opencode.config` is baked root-owned and outranks the project's files",
     "background": "background services of the profile",
-    "image": "not available yet: an existing image instead of one that corral builds",
-    "runtime": "`runc`. Not available yet: `runsc`, `kata`",
+    "image": (
+        "an existing image, NAME:TAG or NAME@sha256:DIGEST, to which corral adds its layer, see below; "
+        "`CORRAL_SANDBOX_IMAGE` in the environment names one, too"
+    ),
+    "runtime": "`runc`; `runsc` or `kata`, when Docker has it: untested, see below",
     "keep": "`true`: a session's container stays after its end, to be looked at, until `corral down`",
     "hooks": "programs of this host, run as you",
     "hooks.pre_launch": (
@@ -80,7 +83,9 @@ MEANING: Mapping[str, str] = {
         "your home with `CORRAL_PROJECT`, `CORRAL_SANDBOX` and `CORRAL_SESSION_ID`; when it fails or takes "
         "longer than ten minutes, nothing starts"
     ),
-    "approvals": "`ask`, `auto` or `off`: the harness's own questions to you; they add no isolation",
+    "approvals": (
+        "`ask`, `auto` or `off`: the harness's own questions to you; no isolation, each start says so"
+    ),
     "protect": "`false`: files in writable mounts that this host executes are neither protected nor reported",
 }
 

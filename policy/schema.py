@@ -97,8 +97,13 @@ def _url(credentials: bool) -> Callable[[str], str]:
     return check
 
 
+def is_image(text: str) -> bool:
+    """Say whether that is how images are named."""
+    return len(text) <= 255 and _IMAGE.fullmatch(text) is not None
+
+
 def _image(text: str) -> str:
-    if len(text) > 255 or not _IMAGE.fullmatch(text):
+    if not is_image(text):
         raise problem("not an image reference", "write NAME:TAG or NAME@sha256:DIGEST")
     return text
 
@@ -146,16 +151,9 @@ def _egress_mode(text: str) -> str:
 
 
 def _runtime(text: str) -> str:
-    if text == "runc":
-        return text
-    if text in {"runsc", "kata"}:
-        raise problem("this runtime is not available yet", "use runc, or remove the key")
-    raise problem("unknown runtime", "use runc, or remove the key")
-
-
-def _existing_image(text: str) -> str:
-    _image(text)
-    raise problem("using an existing image is not available yet", "set build.base_image, a Debian, instead")
+    if text not in {"runc", *container.RUNTIMES}:
+        raise problem("unknown runtime", f"use runc, {' or '.join(container.RUNTIMES)}, or remove the key")
+    return text
 
 
 def _argument(text: str) -> str:
@@ -322,7 +320,7 @@ class Policy(_Model):
     build: Build = Build()
     profile_options: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     background: Annotated[tuple[str, ...], Listed, AfterValidator(_distinct), Field(max_length=16)] = ()
-    image: Annotated[str, AfterValidator(_existing_image)] | None = None
+    image: Annotated[str, AfterValidator(_image)] | None = None
     runtime: Annotated[str, AfterValidator(_runtime)] = "runc"
     keep: bool = False
     hooks: Hooks = Hooks()

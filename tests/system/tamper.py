@@ -256,7 +256,7 @@ TABLE: tuple[Tampering, ...] = (
     Tampering(
         "live-rules", "an element that no policy has, put back again and again", whole="element", ci=False
     ),
-    Tampering("only-loopback", "a link in a sandbox without a network", whole="dummy"),
+    Tampering("only-loopback", "a link in a sandbox without a network", whole="link"),
     Tampering(
         "no-network",
         "such a sandbox is connected to a network, and the host service is stopped",

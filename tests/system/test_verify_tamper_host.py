@@ -171,10 +171,10 @@ def alone(project: Project) -> Iterator[str]:
 
 
 @contextmanager
-def dummy(host: Host, project: Project) -> Iterator[None]:
+def link(host: Host, project: Project) -> Iterator[None]:
     with alone(project) as name:
         pid = host.root("docker", "inspect", "-f", "{{.State.Pid}}", name).stdout.strip()
-        host.root("nsenter", "-t", pid, "-n", "ip", "link", "add", "dummy0", "type", "dummy")
+        host.root("nsenter", "-t", pid, "-n", "ip", "link", "add", "link0", "type", "bridge")
         yield
 
 
@@ -193,7 +193,7 @@ def connected(host: Host, project: Project) -> Iterator[None]:
 
 BREAKS = {
     break_.__name__: break_
-    for break_ in (nameless, deaf, mute, edited, element, first, table, dummy, connected)
+    for break_ in (nameless, deaf, mute, edited, element, first, table, link, connected)
 }
 
 
@@ -210,5 +210,5 @@ def test_what_only_the_whole_command_can_see_fails_exactly_that_check(
         # A check of a session is listed for the session that it was made in.
         sessions = {row["session"] for row in rows if row["status"] == "fail"}
         names = [name.rpartition("-")[2] for name in project.containers()]
-        of_session = tampering.whole in {"edited", "element", "dummy", "connected"}
+        of_session = tampering.whole in {"edited", "element", "link", "connected"}
         assert sessions == (set(names) if of_session else {None})

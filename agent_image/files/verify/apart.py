@@ -1,4 +1,4 @@
-"""Checks of a container without a network of its own."""
+"""Checks of a container without a network of its own, or with a kernel of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ FALLBACKS = frozenset(
 )
 # What is asked of a container alone, whatever is outside of it, and therefore without a network, too.
 ALWAYS = frozenset({"only-loopback", "embedded-dns-closed", "ipv6-disabled", "no-ipv6-address"})
+# What asks the kernel for something that another one than the host's may answer as it likes.
+HOST_KERNEL = frozenset({"seccomp", "iptables-refused", "limits", "mounts-equal-policy"})
 REASONS = {
     "none": "egress.mode is none: there is no network to try it on, see only-loopback",
     "host": "egress.mode is host, NOT ENFORCED: the container is on this host's own network",
@@ -33,6 +35,15 @@ def checked(connection: str, name: str, check: Check) -> tuple[str, Check]:
 
     made = connection == "own" or (connection == "none" and name in ALWAYS)
     return name, check if made else skipped
+
+
+def of_this_kernel(runtime: str, name: str, check: Check) -> Check:
+    """Return a check, or one that says why a kernel of the container's own could not answer it."""
+
+    def skipped(_: Expectations, __: System) -> str:
+        raise Skipped(f"runtime {runtime}: its own kernel answers here, which proves nothing of this host's")
+
+    return skipped if runtime != "runc" and name in HOST_KERNEL else check
 
 
 def only_loopback(expected: Expectations, system: System) -> str:

@@ -29,6 +29,7 @@ OPTIONAL = frozenset(
         "resolvers",
         "profile",
         "connection",
+        "runtime",
     }
 )
 
@@ -53,6 +54,7 @@ class Expectations:
     outside_name: a name that exists outside and is not allowed.
     resolvers: addresses that do answer DNS to the host, so that their silence means something.
     profile: the harness's own checks, [{"kind", "target"}]; here pairs.
+    runtime: what runs the container, by default "runc"; another one has a kernel of its own.
     connection: "own" (the default), "none" (no network at all) or "host" (the host's, nothing enforced).
 
     Raises:
@@ -87,6 +89,7 @@ class Expectations:
         self.connection = str(body.get("connection", "own"))
         if self.connection not in {"own", "none", "host"}:
             raise ValueError(f"not a connection: {self.connection!r}")
+        self.runtime = str(body.get("runtime", "runc"))
         self.profile = [(str(check["kind"]), clean(check["target"])) for check in body.get("profile", [])]
 
     @property

@@ -61,7 +61,9 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         ("limits", limits.limits),
         *(apart.checked(expected.connection, name, check) for name, check in _network(expected)),
     ]
-    return list(dict(listed).items())
+    return [
+        (name, apart.of_this_kernel(expected.runtime, name, check)) for name, check in dict(listed).items()
+    ]
 
 
 def _network(expected: Expectations) -> list[tuple[str, Check]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_image.dockerfile import render
+from agent_image.foreign import Foreign
 from agent_image.spec import ImageSpec
 from policy.profiles import BakedFile, get
 
@@ -44,6 +45,18 @@ SPECS = {
         baked_files=(BakedFile("/etc/opencode/opencode.json", "{}\n"),),
     ),
 }
+
+
+SPECS["existing"] = opencode(
+    ca_certificates=(CERTIFICATES,),
+    foreign=Foreign(
+        "registry.example:5000/team/tools:3",
+        "sha256:" + "1" * 64,
+        "corral/demo-0a0b0c0d:base",
+        ("/usr/local/go/bin",),
+        ("LD_PRELOAD", "PYTHONPATH"),
+    ),
+)
 
 
 def main() -> None:

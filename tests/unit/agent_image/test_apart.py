@@ -1,4 +1,4 @@
-"""The gate and the checks of a container without a network of its own."""
+"""The gate and the checks of a container without a network, or with a kernel, of its own."""
 
 from __future__ import annotations
 
@@ -176,3 +176,12 @@ def test_routes_or_no_lo_are_found(alone: Container) -> None:
 def test_an_unknown_connection_is_no_expectation() -> None:
     with pytest.raises(ValueError, match="not a connection"):
         expect(connection="some")
+
+
+def test_what_asks_the_hosts_kernel_says_that_it_cannot(container: Container) -> None:
+    expected = expect(runtime="runsc")
+    found = {name: judge(check, expected, container) for name, check in checks(expected)}
+    for name in ("seccomp", "iptables-refused", "limits", "mounts-equal-policy"):
+        assert found[name][0] == "skip"
+        assert "runtime runsc" in found[name][1]
+    assert found["non-root"][0] == found["unlisted-host-blocked"][0] == "ok"

@@ -55,7 +55,8 @@ def test_every_check_the_code_makes_is_explained_and_no_other() -> None:
 
 
 def test_every_check_the_code_makes_has_a_tampering_and_no_other() -> None:
-    assert {row.check.partition(":")[0] for row in TABLE} == families()
+    # What only says that an image is not corral's cannot fail.
+    assert {row.check.partition(":")[0] for row in TABLE} == families() - {"foreign-image"}
     for row in TABLE:
         assert row.check in row.expected
         assert bool(row.why) == (len(row.expected) > 1), row.ident

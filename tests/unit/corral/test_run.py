@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -36,8 +37,6 @@ def test_a_terminal_is_one_on_both_sides(
 def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
     loaded = invocation.loaded
     policy = loaded.policy.model_copy(update={"mode": "daemon"})
-    from dataclasses import replace
-
     invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(loaded, policy=policy)
     with pytest.raises(PolicyError, match="mode is daemon"):
         run.shell(invocation)
@@ -54,6 +53,26 @@ def test_both_kinds_of_session_say_when_git_does_not_work(
     monkeypatch.setattr(run, "warn_of_git", warned.append)
     assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 5
     assert warned == [invocation]
+
+
+@pytest.mark.parametrize("command", ["run", "shell"])
+@pytest.mark.parametrize("approvals", ["ask", "auto", "off", None])
+def test_that_approvals_add_no_isolation_is_said(
+    invocation: Invocation,
+    monkeypatch: pytest.MonkeyPatch,
+    said: io.StringIO,
+    command: str,
+    approvals: str | None,
+) -> None:
+    monkeypatch.setattr(run, "prepare", lambda _: None)
+    monkeypatch.setattr(run, "created", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(run, "connect_and_run", lambda *_: 0)
+    loaded = invocation.loaded
+    policy = loaded.policy.model_copy(update={"approvals": approvals})
+    invocation.__dict__["approved"] = replace(loaded, policy=policy)
+    assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 0
+    told = f"approvals: {approvals} is the harness's own switch; the fence is the same"
+    assert (told in said.getvalue()) == (approvals is not None)
 
 
 def test_from_a_directory_below_it_is_said_that_the_whole_project_is_mounted(

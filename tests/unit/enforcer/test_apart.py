@@ -100,6 +100,16 @@ def test_it_is_told_in_status_and_gets_nothing(play: Callable[..., World], conne
         assert status["strangers"] == []
         assert world.engine.disconnected == []
         assert not world.writer.pins
+        # A foreign exec in it is reported like one in a session.
+        world.engine.execs["e1"] = {"ProcessConfig": {"user": "0", "privileged": False}}
+        attributes = {"execID": "e1", LABEL_UID: str(UID)}
+        actor = {"ID": "c9", "Attributes": attributes}
+        world.engine.queue.put({"Type": "container", "Action": "exec_start: sh", "Actor": actor})
+        for _ in range(200):
+            strangers = (await ask(world.client.status))["strangers"]
+            if strangers:
+                break
+        assert [row["network"] for row in strangers] == [connection]
         # Connected elsewhere it is none any more, and is taken off.
         world.engine.inspects["c9"]["NetworkSettings"]["Networks"]["bridge"] = {}
         event = {
