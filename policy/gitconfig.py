@@ -126,6 +126,8 @@ class _Reader:
     def header(self) -> str:
         name = self.word(".-")
         if self.peek() == "]":
+            if not name:
+                raise _Bad
             self.at += 1
             return f"{name}."
         while self.peek() and self.peek() in " \t":

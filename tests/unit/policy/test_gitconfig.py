@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policy.gitconfig import UNREADABLE, differences, entries, harmless, suspect
@@ -156,6 +156,7 @@ def read_by_git(text: str) -> list[tuple[str, str]] | None:
 
 @GIT
 @settings(max_examples=400, deadline=None)
+@example("[]")
 @given(st.lists(WORDS, max_size=14).map("".join))
 def test_git_reads_what_is_read_here(text: str) -> None:
     theirs = read_by_git(text)

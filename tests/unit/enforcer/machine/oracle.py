@@ -99,7 +99,17 @@ class Oracle:
                 name.left[address] = left - seconds if ran else max(left - seconds, min(left, 0.0))
 
     def restarted(self) -> None:
-        """The service was killed: what it saved comes back as not asked for since."""
+        """The service was killed: what it saved comes back as not asked for since.
+
+        What it was about to take notice of, the next one takes notice of from the beginning.
+        """
+        again = self.healthy + PROMPT
+        for truth in self.truths.values():
+            if truth.until > self.healthy:
+                truth.until = max(truth.until, again)
+        for element, until in self.foreign.items():
+            if until > self.healthy:
+                self.foreign[element] = max(until, again)
         forgotten = FORGOTTEN + sum(
             seconds for at, seconds in self.skips if at > self.healthy - FORGOTTEN - SLACK
         )

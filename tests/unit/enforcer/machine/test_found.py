@@ -139,3 +139,20 @@ def test_an_answer_that_runs_out_beside_a_crash_is_not_the_crash_s_doing(player:
     rest = player.world.loop.now - began
     player.act(lambda: None, end - player.world.loop.now - rest - 0.1)
     player.restart_at_rest("writer")
+
+
+def test_a_service_that_is_killed_again_and_again_has_its_time_anew_each_time(player: Player) -> None:
+    player.create(0, policy=1)
+    player.deed(0, "start")
+    player.act(lambda: None, 1.0)
+    player.deed(0, "destroy")
+    oracle = player.oracle
+    (truth,) = oracle.truths.values()
+    oracle.healthy = truth.until - 0.05
+    oracle.restarted()
+    oracle.healthy += 0.1
+    assert oracle.shows(truth)
+    # What was over stays so.
+    oracle.healthy = truth.until
+    oracle.restarted()
+    assert not oracle.shows(truth)
