@@ -154,6 +154,11 @@ def read_by_git(text: str) -> list[tuple[str, str]] | None:
     return [(key, value if sign else "true") for key, sign, value in parts]
 
 
+def plain(value: str) -> str:
+    """Return a value as every Git reads it: before 2.45 a tab within it became a space."""
+    return value.replace("\t", " ")
+
+
 @GIT
 @settings(max_examples=400, deadline=None)
 @example("[]")
@@ -163,18 +168,20 @@ def test_git_reads_what_is_read_here(text: str) -> None:
     if theirs is None:
         assert list(entries(text))[-1][0] == UNREADABLE  # Git refuses the whole file
     else:
-        assert list(entries(text)) == theirs
+        assert [(key, plain(value)) for key, value in entries(text)] == [(k, plain(v)) for k, v in theirs]
 
 
 @GIT
 @settings(max_examples=200, deadline=None)
+@example("", "fsmonitor=[core]\t[core]")
 @given(st.lists(WORDS, max_size=10).map("".join), st.lists(WORDS, max_size=14).map("".join))
 def test_what_git_reads_anew_is_told_unless_it_is_harmless(before: str, after: str) -> None:
     old, new = read_by_git(before), read_by_git(after)
     if old is None or new is None:
         return
     fresh = [(key, value) for key, value in new if (key, value) not in old and not harmless(key, value)]
-    assert all(f"+ {key} = {value}" in differences(before, after) for key, value in fresh)
+    told = [plain(line) for line in differences(before, after)]
+    assert all(plain(f"+ {key} = {value}") in told for key, value in fresh)
 
 
 @GIT
