@@ -22,7 +22,7 @@ LABEL_SERVICE = LABEL + "service"
 LABEL_SESSION = LABEL + "session"
 LABEL_UID = LABEL + "uid"
 LABEL_PROJECT = LABEL + "project"
-LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify
+LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify | daemon
 LABEL_EGRESS = LABEL + "egress"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
