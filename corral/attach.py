@@ -16,12 +16,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from corral import ending, oserrors, terminal
+from corral.detachkeys import Matcher
 from corral.ending import Ending
+from corral.flow import NEVER, Exit, Input, Late, Leaving, Left, Output
 from corral.frames import STDERR, STDOUT, FrameDecoder
+from corral.screen import Screen
 from policy.errors import CorralError, EngineError, EngineGoneError
 
 CHUNK = 65536
@@ -90,45 +93,6 @@ class Streams:
     stderr: int = 2
 
 
-@dataclass
-class _Output:
-    """Bytes on their way to a descriptor; after its reader went away they are dropped."""
-
-    name: str
-    descriptor: int
-    pending: bytes = b""
-    broken: bool = False
-    # Bytes that came so far, and how many of those come a second time and are dropped.
-    seen: int = 0
-    again: int = 0
-
-
-@dataclass
-class _Input:
-    """Bytes on their way to the container."""
-
-    pending: bytes = b""
-    ended: bool = False
-    closed: bool = False
-    # The user's side has ended, not only the container's.
-    finished: bool = False
-    # What a stream did not take any more; the next one may.
-    unsent: bytes = b""
-
-    def drop(self) -> None:
-        """Take no more: there is nobody to give it to."""
-        self.unsent = self.unsent or self.pending
-        self.ended, self.pending = True, b""
-
-
-@dataclass
-class _Exit:
-    code: int | None = None
-    error: Exception | None = None
-    wake: int = -1
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 def attach(
     container: Container,
     connection: socket.socket,
@@ -138,12 +102,14 @@ def attach(
     handle: Handle = signal.signal,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda _: None,
+    leaving: Leaving = NEVER,
+    late: Late | None = None,
 ) -> int:
     """Start the container, move bytes until it has ended, return its exit code.
 
     A signal that comes before the container has started ends it, and the result is 128 + its number. When
-    the terminal goes away, the container is told (SIGHUP), asked (SIGTERM) and at last killed: there is no
-    way back into it.
+    the terminal goes away, and that is nothing to leave for, the container is told (SIGHUP), asked (SIGTERM)
+    and at last killed.
 
     Args:
         container: created, not started.
@@ -153,18 +119,26 @@ def attach(
         handle: ``signal.signal``.
         clock: seconds, monotonic.
         say: tells the user what happens to the session.
+        leaving: what makes us leave.
+        late: it runs already.
 
     Raises:
+        Left: the session goes on.
         EngineError: the engine went away and did not come back.
         CorralError: the output could not be written; the container was ended.
     """
     with contextlib.ExitStack() as stack:
-        loop = _Loop(container, connection, streams, tty, clock, say)
+        loop = _Loop(container, connection, streams, tty, clock, say, leaving, late)
         stack.callback(loop.close)
         stack.enter_context(_signals(loop.signalled, loop.exit.wake, tty, handle))
         if tty and streams.stdin is not None:
             stack.enter_context(terminal.raw(streams.stdin))
-        return loop.run()
+        try:
+            return loop.run()
+        except Left as left:
+            if not left.hung_up:
+                loop.restore()
+            raise
 
 
 @contextlib.contextmanager
@@ -199,6 +173,8 @@ class _Loop:
         tty: bool,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        leaving: Leaving,
+        late: Late | None,
     ) -> None:
         self.container = container
         self.connection = connection
@@ -206,17 +182,22 @@ class _Loop:
         self.tty = tty
         self.stdin = streams.stdin
         self.outputs = {
-            STDOUT: _Output("stdout", streams.stdout),
-            STDERR: _Output("stderr", streams.stderr),
+            STDOUT: Output("stdout", streams.stdout),
+            STDERR: Output("stderr", streams.stderr),
         }
         self.say = say
-        self.input = _Input(ended=streams.stdin is None, finished=streams.stdin is None)
+        self.input = Input(ended=streams.stdin is None, finished=streams.stdin is None)
         self.rejoined: list[tuple[Rejoined, bool]] = []
         self.decoder = FrameDecoder()
         self.open = True  # the engine has not closed the stream
-        self.exit = _Exit()
+        self.exit = Exit()
         self.received: list[int] = []
         self.ending = Ending(clock)
+        self.leaving = leaving
+        self.keys = Matcher(leaving.keys if tty else ())
+        self.late = late or Late()
+        self.screen = self.late.screen or Screen()
+        self.left: Left | None = None
         self.hung_up = False
         self.waiting = False
         self.unwritten: CorralError | None = None
@@ -233,6 +214,12 @@ class _Loop:
         if self.exit.done.is_set() or not self.waiting:
             os.close(self.exit.wake)
 
+    def restore(self) -> None:
+        """Bring the terminal back from what the program made of it."""
+        if self.tty:
+            with contextlib.suppress(OSError):
+                os.write(self.outputs[STDOUT].descriptor, self.screen.leave())
+
     def signalled(self, number: int) -> None:
         self.received.append(number)
         self._wake()
@@ -244,6 +231,9 @@ class _Loop:
     def run(self) -> int:
         early = self._interrupted()
         if early is None:
+            self._take(self.late.ahead)
+            if self.late.screen is not None:
+                self._nudge()
             self.container.start()
             early = self._interrupted()
             if early is not None:
@@ -251,6 +241,8 @@ class _Loop:
                 self._woken()
                 self.ending.plan(ending.INTERRUPTED_START)
             self._move()
+        if self.left is not None:
+            raise self.left
         if self.exit.error is not None:
             raise self.exit.error
         if self.unwritten is not None:
@@ -263,12 +255,13 @@ class _Loop:
 
     def _interrupted(self) -> int | None:
         """Return the first signal that came so far and asks for an end."""
-        return next((number for number in self.received if number in FORWARDED), None)
+        ends = (number for number in self.received if number in FORWARDED)
+        return next((number for number in ends if number not in self.leaving.signals), None)
 
     def _move(self) -> None:
         self.waiting = True
         threading.Thread(target=self._wait, daemon=True).start()
-        while not self._finished():
+        while not self._finished() and self.left is None:
             if self.size_tries:
                 self.size_tries = 0 if self._resize() else self.size_tries - 1
             for name in self.ending.due():
@@ -307,15 +300,18 @@ class _Loop:
             output.again = output.seen if whole else 0
         self._take(found.ahead)
         last = self.input
-        self.input = _Input(last.unsent or last.pending, ended=last.finished, finished=last.finished)
+        self.input = Input(last.unsent or last.pending, ended=last.finished, finished=last.finished)
         if last.finished and self.stdin is not None and not self.input.pending:
             self._half_close()
         if self.tty:
-            # What is on the screen is the program's to say; a size that changes makes it say it.
-            columns, rows = terminal.size(self.outputs[STDOUT].descriptor)
-            with contextlib.suppress(EngineError):
-                self.container.resize(max(columns - 1, 1), rows)
-            self.size_tries = RESIZE_TRIES
+            self._nudge()
+
+    def _nudge(self) -> None:
+        """Have the program draw its screen: what is on it is the program's to say, when the size changes."""
+        columns, rows = terminal.size(self.outputs[STDOUT].descriptor)
+        with contextlib.suppress(EngineError):
+            self.container.resize(max(columns - 1, 1), rows)
+        self.size_tries = RESIZE_TRIES
 
     def _finished(self) -> bool:
         if not self.exit.done.is_set() or self.rejoined:
@@ -354,8 +350,8 @@ class _Loop:
                     # Not the one of before, which this very turn may have replaced.
                     self._socket_ready(mask)
 
-    def _writable(self) -> list[_Output]:
-        found: dict[int, _Output] = {}
+    def _writable(self) -> list[Output]:
+        found: dict[int, Output] = {}
         for output in self.outputs.values():
             if output.pending:
                 found.setdefault(output.descriptor, output)
@@ -382,6 +378,8 @@ class _Loop:
             self._resize()
         elif number == signal.SIGHUP:
             self._hang_up()
+        elif number in self.leaving.signals:
+            self.left = Left(hung_up=False)
         else:
             self._send(signal.Signals(number).name)
 
@@ -391,8 +389,10 @@ class _Loop:
             self.container.kill(name)
 
     def _hang_up(self) -> None:
-        """The terminal is gone, and nobody can come back to the session."""
-        if not self.hung_up:
+        """The terminal is gone."""
+        if signal.SIGHUP in self.leaving.signals:
+            self.left = Left(hung_up=True)
+        elif not self.hung_up:
             self.hung_up = True
             self._send("SIGHUP")
             self.ending.plan(ending.HANG_UP)
@@ -420,6 +420,8 @@ class _Loop:
             output = self.outputs[stream]
             fresh, output.again = part[output.again :], max(output.again - len(part), 0)
             output.seen += len(fresh)
+            if self.tty:
+                self.screen.feed(fresh)
             if not output.broken:
                 output.pending += fresh
 
@@ -427,7 +429,7 @@ class _Loop:
         self.open = False
         self.input.drop()
 
-    def _write(self, output: _Output) -> None:
+    def _write(self, output: Output) -> None:
         try:
             written = os.write(output.descriptor, output.pending[:PIPE_CHUNK])
         except BlockingIOError:
@@ -437,7 +439,7 @@ class _Loop:
             return
         output.pending = output.pending[written:]
 
-    def _broken(self, output: _Output, error: OSError) -> None:
+    def _broken(self, output: Output, error: OSError) -> None:
         """Nobody gets the rest, so the container is made to end."""
         output.pending, output.broken = b"", True
         if error.errno == errno.EIO:
@@ -457,7 +459,10 @@ class _Loop:
         except OSError:
             data = b""
         if data:
-            self.input.pending = data
+            self.input.pending, gone = self.keys.feed(data)
+            if gone:
+                self._write_socket()  # what was typed before them
+                self.left = Left(hung_up=False)
             return
         if self.tty:
             # A raw terminal has no end of input but this one.

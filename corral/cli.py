@@ -77,8 +77,8 @@ def _guarded(arguments: list[str]) -> int:
     import typer
 
     from corral.commands import verbose
-    from corral.namecommands import app
     from corral.oserrors import DISK, translate, unwritten
+    from corral.sessioncommands import app
     from policy.errors import CorralError
 
     try:

@@ -187,7 +187,7 @@ def pages() -> dict[Path, str]:
     """Return what each file holds today."""
     import typer
 
-    from corral.namecommands import app
+    from corral.sessioncommands import app
     from policy import init, reference
 
     found = list(commands(typer.main.get_command(app)))

@@ -63,6 +63,10 @@ class Console:
         """Show a line that explains why nothing seems to happen, always."""
         self._line(f"corral: {text}")
 
+    def show(self, text: str) -> None:
+        """Show a line as it is, always."""
+        self._line(text)
+
     def detail(self, text: str) -> None:
         """Show a line with -v only."""
         if self.verbose:

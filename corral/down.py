@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral import engine, network, relay, state
+from corral import engine, network, relay, state, units
 from corral.context import Invocation
 from policy.declaration import LABEL_SANDBOX, LABEL_SESSION
 from policy.errors import CorralError, EnforcerError, EngineError, PolicyError
@@ -28,13 +28,16 @@ class Removed:
     relays: int = 0
     network: bool = False
     disconnected: tuple[str, ...] = ()
+    # A unit that starts its agent again at the next boot.
+    unit: str = ""
 
 
 def report(removed: Mapping[str, Removed]) -> str:
     """Return what ``corral down`` prints: a line for each sandbox that had something to remove."""
-    busy = {ident: found for ident, found in removed.items() if found != Removed()}
+    busy = {ident: found for ident, found in removed.items() if found != Removed(unit=found.unit)}
     if not busy:
-        return f"{', '.join(removed)}: nothing to do"
+        units_left = "".join(f"\n{again(found.unit)}" for found in removed.values() if found.unit)
+        return f"{', '.join(removed)}: nothing to do{units_left}"
     return "\n".join(summary(ident, found) for ident, found in busy.items())
 
 
@@ -50,7 +53,12 @@ def summary(sandbox: str, removed: Removed) -> str:
     text = f"{sandbox}: removed {', '.join(parts)}; its state is kept"
     if removed.disconnected:
         text += f"; disconnected from its network: {', '.join(removed.disconnected)}"
-    return text
+    return f"{text}\n{again(removed.unit)}" if removed.unit else text
+
+
+def again(unit: str) -> str:
+    """Return what is said of a unit that stays enabled."""
+    return f"  {unit} starts its agent again with the machine; to end that: corral disable"
 
 
 def _count(number: int, what: str) -> str:
@@ -128,8 +136,9 @@ def _known(invocation: Invocation, project: Path) -> set[str]:
 def _remove(invocation: Invocation, sandbox: Sandbox) -> Removed:
     console = invocation.console
     paths = state_paths(invocation.user.home, dict(invocation.user.environ), sandbox)
+    unit, ended = _unit(invocation, sandbox)
     with console.step(f"containers of {sandbox.id}", minor=True):
-        containers = _containers(invocation, sandbox)
+        containers = (*ended, *_containers(invocation, sandbox))
     relays = 0
     try:
         manager = relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
@@ -140,7 +149,29 @@ def _remove(invocation: Invocation, sandbox: Sandbox) -> Removed:
     with console.step(f"network of {sandbox.id}", minor=True):
         strangers = network.remove(invocation.api, sandbox, invocation.user.uid)
     _sessions(invocation, sandbox, paths)
-    return Removed(containers, relays, strangers is not None, tuple(strangers or ()))
+    return Removed(containers, relays, strangers is not None, tuple(strangers or ()), unit)
+
+
+def _unit(invocation: Invocation, sandbox: Sandbox) -> tuple[str, tuple[str, ...]]:
+    """Stop what would start the agent again.
+
+    Returns:
+        its name when it will at the next boot, and the containers that ended with it.
+    """
+    manager = units.Manager(invocation.user)
+    if not manager.file(sandbox).exists():
+        return "", ()
+    before = _names(invocation, sandbox)
+    with invocation.console.step(f"unit of {sandbox.id}", minor=True):
+        manager.stop(sandbox)
+    manager.tidy(sandbox)
+    ended = tuple(sorted(before - _names(invocation, sandbox)))
+    return (units.unit_of(sandbox) if manager.enabled(sandbox) else ""), ended
+
+
+def _names(invocation: Invocation, sandbox: Sandbox) -> set[str]:
+    rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+    return {engine.container_name(row) for row in rows}
 
 
 def _containers(invocation: Invocation, sandbox: Sandbox) -> tuple[str, ...]:

@@ -219,6 +219,11 @@ class AttachedContainer:
         self._stdin = stdin
         self._held: Any = None
 
+    @property
+    def held(self) -> Any:
+        """What ``connect`` got from docker-py, for ``read_ahead``."""
+        return self._held
+
     def connect(self) -> socket.socket:
         """Return the stream of the container's input and output. Call it before ``start``: nothing is missed.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from corral import (
     rootless,
     runtimes,
     secretchannel,
+    sessions,
     state,
 )
 from corral.build import ensure_image
@@ -33,6 +35,7 @@ from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
+from policy.revision import revision
 from policy.secrets import read_env_file
 
 IPV6 = Path("/proc/sys/net/ipv6")
@@ -59,25 +62,33 @@ class Prepared:
 class _Made:
     """What has to be undone. ``ident`` is empty until Docker has told it.
 
-    ``keep``: after an ordinary end the container and its files stay.
+    ``keep``: after an ordinary end the container and its files stay. ``left``: it goes on without us.
     """
 
     name: str
     session: str
     ident: str = ""
     keep: bool = False
+    left: bool = False
 
 
 @dataclass(frozen=True)
 class Created:
     """A container that may be started: the kernel holds what its policy allows, and nothing else.
 
-    ``ready`` is the enforcer's answer: {"names": {name: [address, ...]}, "warnings": [...]}.
+    ``ready`` is the enforcer's answer: {"names": {name: [address, ...]}, "warnings": [...]}. ``fetched`` says
+    that its secrets have been.
     """
 
     ident: str
     spec: SessionSpec
     ready: Mapping[str, Any]
+    fetched: threading.Event = field(default_factory=threading.Event)
+    made: _Made = field(default_factory=lambda: _Made("", ""))
+
+    def leave(self) -> None:
+        """Let it go on when the block that made it ends in order."""
+        self.made.left = True
 
 
 def refuse_root(user: User) -> None:
@@ -207,10 +218,12 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     with _undone(invocation, made):
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
-        secrets = delivered(loaded, prepared.secrets)
+        note = sessions.Note(request.name, revision(loaded).sha256, prepared.image)
+        sessions.write_note(paths, request.session, note)
+        secrets = delivered(loaded, {**prepared.secrets, **request.extra})
         with (
             held.held(mount.source for mount in (*loaded.mounts, *protected)) as places,
-            secretchannel.offered(paths.session_home(request.session), secrets),
+            secretchannel.offered(paths.session_home(request.session), secrets) as fetched,
         ):
             # What is held now is what is mounted, so it is what has to pass.
             _look_again(invocation, places)
@@ -250,7 +263,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
             for warning in (*told, *ready.get("warnings", ())):
                 invocation.console.warn(str(warning))
             places.check()
-            yield Created(made.ident, spec, ready)
+            yield Created(made.ident, spec, ready, fetched, made)
 
 
 def _look_again(invocation: Invocation, places: held.Held) -> None:
@@ -291,11 +304,17 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
         failed = False
     finally:
         with signals_held():
-            problems = _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
+            problems = _end(invocation, made, failed=failed)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
             raise problems[0]
+
+
+def _end(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
+    if made.left and not failed:
+        return []
+    return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
 
 
 def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:

@@ -38,8 +38,11 @@ def shell(invocation: Invocation) -> int:
 
 
 def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int:
-    if invocation.approved.policy.mode != "run":
-        raise PolicyError("mode is daemon: this sandbox has no interactive sessions", "set mode: run")
+    if purpose == "run" and invocation.approved.policy.mode != "run":
+        raise PolicyError(
+            "mode is daemon: the agent of this sandbox is always on",
+            "corral up starts it, corral attach opens its terminal; corral shell opens a shell beside it",
+        )
     request = Request(purpose, argv, new_session(), detect_terminal())
     say_where(invocation)
     unfenced = apart.warning(invocation.approved)

@@ -27,14 +27,18 @@ PATIENCE = 10.0
 
 
 @contextlib.contextmanager
-def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[None]:
+def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[threading.Event]:
     """Answer the first visitor of ``directory``/``NAME`` while the block runs; nothing when there are none.
+
+    The event says that nothing is left to be fetched.
 
     Raises:
         CorralError: the socket cannot be made.
     """
+    fetched = threading.Event()
     if not secrets:
-        yield
+        fetched.set()
+        yield fetched
         return
     try:
         folder = os.open(directory, DIRECTORY)
@@ -52,7 +56,7 @@ def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[None]:
                 f"cannot make a socket in {directory}: {error.strerror}", oserrors.hint(error)
             ) from error
         answer = json.dumps(dict(secrets)).encode()
-        thread = threading.Thread(target=_serve, args=(listener, folder, answer), daemon=True)
+        thread = threading.Thread(target=_serve, args=(listener, folder, answer, fetched), daemon=True)
         # It inherits the mask: a signal that waits for its moment must not be taken by this thread instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -60,7 +64,7 @@ def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[None]:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            yield
+            yield fetched
         finally:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
@@ -73,7 +77,7 @@ def offered(directory: Path, secrets: Mapping[str, str]) -> Iterator[None]:
             os.close(folder)
 
 
-def _serve(listener: socket.socket, folder: int, answer: bytes) -> None:
+def _serve(listener: socket.socket, folder: int, answer: bytes, fetched: threading.Event) -> None:
     with contextlib.suppress(OSError):
         visitor, _ = listener.accept()
         # Whoever comes next finds nothing, also when this one goes away.
@@ -82,6 +86,7 @@ def _serve(listener: socket.socket, folder: int, answer: bytes) -> None:
             if _uid(visitor) == os.geteuid():
                 visitor.settimeout(PATIENCE)
                 visitor.sendall(answer)
+        fetched.set()
 
 
 def _uid(visitor: socket.socket) -> int:

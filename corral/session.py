@@ -61,12 +61,19 @@ class Terminal:
 
 @dataclass(frozen=True)
 class Request:
-    """One container to start: what for, which command, attached to what."""
+    """One container to start: what for, which command, attached to what.
+
+    ``name``: what its user calls it. ``workdir``: where the command starts, inside. ``extra``: further
+    environment, which goes the way of the secrets.
+    """
 
     purpose: str
     argv: tuple[str, ...]
     session: str
     terminal: Terminal = Terminal()
+    name: str = ""
+    workdir: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ def environment(
     # Corral's own outranks what the profile fixes.
     own = {
         "HOME": HOME,
-        SESSION_VARIABLE: request.session,
+        SESSION_VARIABLE: request.name or request.session,
         GATE_VARIABLE: gate_of(loaded, outside),
     }
     # A kernel of its own has other numbers for them than this host's.
@@ -159,8 +166,12 @@ def environment(
 
 def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets that reach the program: what the profile or corral fixes is none of them."""
-    fixed = {*loaded.profile.env, "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE}
-    return {name: value for name, value in secrets.items() if name not in fixed}
+    return {name: value for name, value in secrets.items() if name not in fixed(loaded)}
+
+
+def fixed(loaded: LoadedPolicy) -> frozenset[str]:
+    """Return the variables that nobody but the profile and corral sets."""
+    return frozenset({*loaded.profile.env, "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE})
 
 
 def _locale(environ: Mapping[str, str]) -> str:
@@ -241,7 +252,7 @@ def plan(
         address=address,
         hosts_file=str(paths.hosts(request.session)),
         project=str(loaded.project),
-        workdir=workdir(loaded, start),
+        workdir=request.workdir or workdir(loaded, start),
         argv=request.argv,
         declaration=loaded.declaration,
         mounts=mounts(loaded, paths, request.session, protected),

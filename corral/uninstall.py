@@ -26,6 +26,7 @@ from corral.installer.removal import LINKS, bridges
 from corral.installrootless import CODE, DROP_IN, ENGINE_UNIT, WRITER_UNIT
 from corral.inventory import Inventory
 from corral.leaving import Leaving, Survey
+from corral.units import PREFIX
 from enforcer.client import config_directory, runtime_directory
 from policy import versions
 from policy.errors import CorralError, EngineError, InstallError
@@ -125,6 +126,9 @@ class Uninstall:
         found = [units / USER_UNIT, units / f"{USER_UNIT}.d"]
         with contextlib.suppress(OSError):
             found += [*units.glob(f"*.wants/{USER_UNIT}"), *units.glob(f"*.requires/{USER_UNIT}")]
+        for pattern in (f"{PREFIX}*", f"*.wants/{PREFIX}*"):
+            with contextlib.suppress(OSError):
+                found += sorted(units.glob(pattern))
         if self._rootless():
             dropped_in = units / f"{ENGINE_UNIT}.d" / DROP_IN
             found += [dropped_in, units / WRITER_UNIT, units / f"{WRITER_UNIT}.d", self._data / CODE]
@@ -198,6 +202,9 @@ class Uninstall:
         return removed
 
     def _end_sandboxes(self, plan: Leaving) -> None:
+        if any(path.name.startswith(PREFIX) for path in plan.user_files):
+            # What would start an agent again goes first.
+            self._systemctl("stop", f"{PREFIX}*")
         if plan.containers or plan.networks or plan.images:
             with contextlib.closing(self._connect()) as api:
                 for container in plan.containers:

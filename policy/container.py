@@ -209,7 +209,8 @@ def create_body(spec: SessionSpec) -> dict[str, Any]:
         "Labels": labels(spec),
         "Tty": spec.tty,
         "OpenStdin": spec.stdin,
-        "StdinOnce": spec.stdin,
+        # Who leaves a terminal may come back to it.
+        "StdinOnce": spec.stdin and not spec.tty,
         "AttachStdin": spec.stdin,
         "AttachStdout": True,
         "AttachStderr": True,

@@ -22,7 +22,7 @@ LABEL_SERVICE = LABEL + "service"
 LABEL_SESSION = LABEL + "session"
 LABEL_UID = LABEL + "uid"
 LABEL_PROJECT = LABEL + "project"
-LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify
+LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify | daemon
 LABEL_EGRESS = LABEL + "egress"
 # Of a container that is not on a network of its own: none or host. Absent from all others.
 LABEL_CONNECTION = LABEL + "connection"

@@ -24,7 +24,8 @@ BEGIN, END = "<!-- keys: made by python -m policy.reference -->", "<!-- end of k
 MEANING: Mapping[str, str] = {
     "profile": "the harness",
     "name": "default: the project directory's name. A sandbox is (user, directory, name)",
-    "mode": "`run`: sessions; `daemon` is refused by profiles that cannot",
+    "mode": "`run`: sessions; `daemon`: an agent that is always on ([sessions.md](sessions.md)), refused by "
+    "profiles that cannot",
     "mounts": "paths of this host, the same path inside",
     "mounts.rw": "read-write: absolute, `~/…` or `$HOME/…`; symbolic links are resolved first; no overlaps",
     "mounts.ro": "the same, read-only",

@@ -17,7 +17,9 @@ from corral import __version__, hostfacts, process, relay, rootless
 from corral.doctor import records
 from corral.doctor.model import CannotTell
 from corral.hostcheck import Facts
+from corral.install import user_units
 from corral.membership import membership
+from corral.units import PREFIX
 from policy import versions
 from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import data_home
@@ -115,6 +117,13 @@ def enforcer_unit(host: Host) -> records.EnforcerUnit:
     """Ask the user's service manager for the enforcer."""
     host.as_user()
     return records.EnforcerUnit(_unit(host, ENFORCER_UNIT, "--user"))
+
+
+def sandbox_units(host: Host) -> records.SandboxUnits:
+    """Ask the user's service manager for the units that corral enable wrote."""
+    host.as_user()
+    found = sorted(host.at(user_units(host.home, host.environ)).glob(f"{PREFIX}*.service"))
+    return records.SandboxUnits({file.name: _unit(host, file.name, "--user") for file in found})
 
 
 def system_units(host: Host) -> records.SystemUnits:
@@ -419,6 +428,7 @@ PROBES: dict[type, Probe] = {
     Facts: engine,
     records.Manager: manager,
     records.EnforcerUnit: enforcer_unit,
+    records.SandboxUnits: sandbox_units,
     records.SystemUnits: system_units,
     records.Enforcer: enforcer,
     records.Skeleton: skeleton,

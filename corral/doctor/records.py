@@ -52,6 +52,13 @@ class EnforcerUnit:
 
 
 @dataclass(frozen=True)
+class SandboxUnits:
+    """The units of the user's sandboxes that are always on, by name."""
+
+    units: Mapping[str, Unit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SystemUnits:
     """The units of the system, by name; the user's own, as far as there are any, where the engine is too."""
 

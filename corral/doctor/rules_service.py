@@ -9,6 +9,7 @@ from corral.doctor.records import (
     EnforcerUnit,
     Linger,
     Manager,
+    SandboxUnits,
     Settings,
     SystemUnits,
     Who,
@@ -327,3 +328,31 @@ def no_linger(linger: Linger, who: Who) -> Found | None:
     """See the table."""
     user = who.membership.user
     return None if linger.on else Found(f"{user} does not linger", f"sudo loginctl enable-linger {user}")
+
+
+@check(
+    "COR-055",
+    "an agent that is always on does not come up",
+    BROKEN,
+    SandboxUnits,
+    EnforcerUnit,
+    probe="The units corral-sandbox-*.service of your service manager, and the paths in their ExecStart.",
+    cause="Its policy is invalid or not approved any more (then it is not tried again), its directory or "
+    "corral was moved, or its agent ends at once.",
+    fix="journalctl --user -u UNIT; then, in its directory: corral up, or corral disable",
+    note=STAGED,
+)
+def daemon_down(sandboxes: SandboxUnits, enforcer: EnforcerUnit) -> Found | None:
+    """See the table."""
+    if enforcer.unit.active != "active":
+        return None
+    lines = []
+    for name, unit in sandboxes.units.items():
+        if unit.missing:
+            lines.append(f"{name} starts {', '.join(unit.missing)}, which does not exist")
+        elif unit.active == "failed" or unit.sub == "auto-restart":
+            lines.append(f"{name} is {unit.active} ({unit.sub})")
+    if not lines:
+        return None
+    journal = f"journalctl --user -u {lines[0].partition(' ')[0]}"
+    return Found("; ".join(lines), f"{journal}; in its directory: corral up, or corral disable")

@@ -96,6 +96,8 @@ class Profile:
         interactive: argv of an interactive session.
         one_shot: argv that a prompt is appended to.
         resume: argv that continues the last session.
+        daemon: argv of a session that is always on, at a terminal that nobody may be attached to; it is
+            started again after a reboot and has to continue what it did. Empty: the profile has none.
         options: model of ``profile_options.<name>``.
         modes: values of ``mode`` it supports.
         background: values of ``background`` it supports.
@@ -111,7 +113,7 @@ class Profile:
         debian_packages: Debian packages it needs at run time.
         default_egress: names added to the allowlist unless egress.profile_defaults is false.
         base_urls: per provider, the variable or setting that points the harness at another base URL.
-        detach_keys: Docker detach sequence that does not collide with the harness's own keys.
+        detach_keys: keys that detach from a session, which the harness does not use (corral.detachkeys).
         verify: further checks.
     """
 
@@ -123,6 +125,7 @@ class Profile:
     resume: tuple[str, ...]
     options: type[ProfileOptions]
     modes: frozenset[str] = frozenset({"run"})
+    daemon: tuple[str, ...] = ()
     background: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=_empty)
     ca_env: tuple[str, ...] = ()
@@ -135,7 +138,8 @@ class Profile:
     debian_packages: tuple[str, ...] = ()
     default_egress: tuple[str, ...] = ()
     base_urls: Mapping[str, str] = field(default_factory=_empty)
-    detach_keys: str = "ctrl-p,ctrl-q"
+    # Not Ctrl+P, Docker's first key: it is history-up in shells and opens palettes.
+    detach_keys: str = "ctrl-],ctrl-q"
     verify: tuple[VerifyCheck, ...] = ()
 
     def one_shot_argv(self, prompt: str) -> tuple[str, ...]:

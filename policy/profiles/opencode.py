@@ -124,6 +124,8 @@ OPENCODE = Opencode(
     one_shot=(BINARY, "run"),
     resume=(BINARY, "--continue"),
     options=OpencodeOptions,
+    modes=frozenset({"run", "daemon"}),
+    daemon=(BINARY, "--continue"),
     env=MappingProxyType(
         {
             # Each of these ends one kind of contact that is not the model: the model catalogue, the release
@@ -147,8 +149,6 @@ OPENCODE = Opencode(
     base_urls=MappingProxyType(
         {"openai": "provider.openai.options.baseURL", "anthropic": "provider.anthropic.options.baseURL"}
     ),
-    # Ctrl+P, the first key of Docker's default sequence, opens its command palette.
-    detach_keys="ctrl-],ctrl-q",
     verify=(
         VerifyCheck("root-owned", BINARY),
         VerifyCheck("root-owned", MANAGED_CONFIG),

@@ -11,7 +11,7 @@ import typer
 
 from corral import clireference
 from corral.clireference import Command, commands, manual, markdown, roff
-from corral.namecommands import app
+from corral.sessioncommands import app
 
 PROJECT = Path(__file__).parents[3]
 PAGES = clireference.pages()

@@ -211,7 +211,7 @@ def test_the_size_of_a_terminal_is_part_of_the_request(
     with created(invocation, prepared, request(Terminal(True, True, 100, 30))) as session:
         body = docker_engine.containers_by_id[session.ident]["Body"]
         assert body["HostConfig"]["ConsoleSize"] == [30, 100]
-        assert body["Tty"] and body["OpenStdin"] and body["StdinOnce"]
+        assert body["Tty"] and body["OpenStdin"] and not body["StdinOnce"]
 
 
 def test_without_the_enforcer_nothing_is_made(

@@ -38,8 +38,10 @@ def test_a_daemon_s_policy_has_no_sessions(invocation: Invocation) -> None:
     loaded = invocation.loaded
     policy = loaded.policy.model_copy(update={"mode": "daemon"})
     invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(loaded, policy=policy)
-    with pytest.raises(PolicyError, match="mode is daemon"):
-        run.shell(invocation)
+    with pytest.raises(PolicyError, match="mode is daemon") as caught:
+        run.run(invocation, ["true"])
+    assert caught.value.exit_code == 2
+    assert caught.value.hint is not None and "corral up" in caught.value.hint
 
 
 @pytest.mark.parametrize("command", ["run", "shell"])

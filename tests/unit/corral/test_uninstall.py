@@ -217,6 +217,20 @@ def test_sandboxes_go_before_the_enforcer_and_the_rules_last(host: Host) -> None
     assert not list(host.units.rglob("corral*"))
 
 
+def test_what_would_start_an_agent_again_is_stopped_before_it_ends(host: Host) -> None:
+    host.arrived()
+    host.sandbox(running=True)
+    unit = host.units / "corral-sandbox-0a0b0c0d.service"
+    unit.write_text("")
+    (host.units / "default.target.wants" / unit.name).symlink_to(unit)
+    (host.units / "my-corral-sandbox-notes.service").write_text("")
+    assert str(unit) in host.run(dry_run=True)
+    host.run(assume_yes=True, force=True)
+    steps = [word for word in host.log if "list-units" not in word]
+    assert steps[0] == "systemctl --user stop corral-sandbox-*"
+    assert [path.name for path in host.units.rglob("*corral*")] == ["my-corral-sandbox-notes.service"]
+
+
 def test_nothing_is_touched_when_it_is_refused_or_only_asked_about(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,10 +155,6 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("profile:\n", "profile: is required"),
         ("profile: opencod\n", "profile: unknown profile (opencod); did you mean opencode?"),
         ("profile: hermes\n", "profile: is not available yet (hermes); available: opencode"),
-        (
-            "profile: opencode\nmode: daemon\n",
-            "mode: the opencode profile has no daemon mode (daemon); use run",
-        ),
         ("profile: opencode\nmode: {a: b}\n", "mode: must be 'run' or 'daemon'"),
         ("profile: {a: b}\n", "profile: must be text"),
         ("profile: opencode\nmode: dameon\n", "mode: must be 'run' or 'daemon' (dameon)"),

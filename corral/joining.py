@@ -1,0 +1,134 @@
+"""``corral attach``: the user's terminal on a session that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
+from corral import detachkeys, engine, sessions, terminal
+from corral.attach import FORWARDED, Streams, attach
+from corral.context import Invocation
+from corral.engine import AttachedContainer, base_url
+from corral.flow import Late, Leaving, Left
+from corral.screen import Screen, lines_again
+from corral.sessions import Session
+from policy import profiles
+from policy.errors import CorralError
+
+# Whatever ends us, it is not the session's end.
+SIGNALS = frozenset({*FORWARDED})
+
+
+class Joined(AttachedContainer):
+    """A container that runs already."""
+
+    def start(self) -> None:
+        """See corral.attach.Container; there is nothing to start."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a container was made: with a terminal, with an input."""
+
+    tty: bool
+    stdin: bool
+
+
+def shape(invocation: Invocation, session: Session) -> Shape:
+    """Ask Docker how a session was made.
+
+    Raises:
+        EngineError: Docker refuses.
+    """
+    with engine.errors("looking at the session"):
+        config = invocation.api.inspect_container(session.ident).get("Config") or {}
+    return Shape(bool(config.get("Tty")), bool(config.get("OpenStdin")))
+
+
+def keys_of(invocation: Invocation, given: str | None) -> str:
+    """Return which keys detach: the option, the environment, else what suits the policy's harness."""
+    profile = profiles.Profile.detach_keys
+    with contextlib.suppress(CorralError):
+        profile = invocation.loaded.profile.detach_keys
+    return detachkeys.chosen(given, invocation.user.environ, profile)
+
+
+def join(invocation: Invocation, session: Session, given: str | None = None) -> int:
+    """Attach to a session until it ends or is left; return its exit code, 0 when it was left.
+
+    Without a terminal on our side its output is shown and nothing is typed.
+
+    Args:
+        invocation: who and where.
+        session: a running one.
+        given: keys that detach.
+
+    Raises:
+        PolicyError: the keys are none.
+        EngineError, CorralError: Docker refuses, or the output cannot be written.
+    """
+    keys = keys_of(invocation, given)
+    leaving = Leaving(detachkeys.parse(keys), SIGNALS)
+    made = shape(invocation, session)
+    ours = terminal.is_terminal(terminal.STDIN) and terminal.is_terminal(terminal.STDOUT)
+    typed = made.stdin and (ours if made.tty else not terminal.is_terminal(terminal.STDIN))
+    tell = invocation.console.tell
+    if made.tty and ours and leaving.keys:
+        tell(f"attached to {session.name}; {keys} leaves it running")
+    container = Joined(invocation.api, base_url(invocation.user.environ), session.ident, stdin=typed)
+    with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
+        ahead = engine.read_ahead(container.held)
+        screen = again(invocation, session) if made.tty and ours else None
+        try:
+            return attach(
+                container,
+                connection,
+                streams=Streams(stdin=terminal.STDIN if typed else None),
+                tty=made.tty,
+                # Whoever changed the terminal's mode gets the line breaks it needs.
+                say=lambda text: tell(text + ("\r" if made.tty and typed else "")),
+                leaving=leaving,
+                late=Late(ahead, screen),
+            )
+        except Left as left:
+            if left.hung_up:
+                return 128 + signal.SIGHUP
+            tell(f"left {session.name}, which goes on: corral attach {session.name}")
+            return 0
+
+
+def again(invocation: Invocation, session: Session) -> Screen:
+    """Bring our terminal to the state the program has its own in, and show the last lines."""
+    screen = Screen()
+    with engine.errors("reading the session's output"):
+        output = bytes(invocation.api.logs(session.ident, stdout=True, stderr=True))
+    screen.feed(output)
+    show(screen.enter() if screen.full else screen.enter() + lines_again(output))
+    return screen
+
+
+def show(data: bytes) -> None:
+    """Write to the terminal, before the loop does."""
+    if data:
+        sys.stdout.flush()
+        while data:
+            data = data[os.write(terminal.STDOUT, data) :]
+
+
+def choose(
+    invocation: Invocation, given: str | None, sandbox: str | None, what: str, *, running: bool
+) -> Session:
+    """Return the session of this directory, or of a sandbox, that is meant.
+
+    Raises:
+        PolicyError: there is no policy and no sandbox here.
+        CorralError: there is none, or there are several.
+    """
+    from corral.down import chosen, of_directory
+
+    idents = {chosen(sandbox).id} if sandbox else {one.id for one in of_directory(invocation)}
+    every = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
+    return sessions.pick([one for one in every if one.sandbox in idents], given, what=what, running=running)

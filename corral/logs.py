@@ -1,0 +1,92 @@
+"""``corral logs``: what a session has printed, from Docker's own files; they hold the last 20 MB."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from corral import engine
+from corral.context import Invocation
+from corral.screen import harmless
+from corral.sessions import Session
+from policy.errors import PolicyError
+
+_DURATION = re.compile(r"(\d{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# Docker's stamp of a line, with a space behind it.
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z) ?(.*)", re.DOTALL)
+
+
+def since(text: str, now: float) -> float:
+    """Return a wall time: of ``90s``, ``10m``, ``2h``, ``1d`` ago, or of an ISO 8601 time.
+
+    Raises:
+        PolicyError: it is neither.
+    """
+    from datetime import datetime
+
+    match = _DURATION.fullmatch(text)
+    if match is not None:
+        return now - int(match[1]) * _SECONDS[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise PolicyError(
+            f"{text[:80]!r} is no time", "write 10m, 2h, 1d, or 2026-01-31T09:00:00+00:00"
+        ) from error
+
+
+def read(
+    invocation: Invocation,
+    session: Session,
+    *,
+    follow: bool,
+    start: float | None,
+    tail: int | None,
+    stamps: bool,
+) -> Iterator[bytes]:
+    """Yield pieces of the output of a session, until its end with ``follow``.
+
+    Raises:
+        EngineError: Docker refuses.
+    """
+    options: dict[str, Any] = {"follow": follow, "stream": True, "timestamps": stamps}
+    if start is not None:
+        options["since"] = max(start, 0.0)
+    if tail is not None:
+        options["tail"] = tail
+    with engine.errors("reading the session's output"):
+        yield from invocation.api.logs(session.ident, stdout=True, stderr=True, **options)
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield whole lines of what comes in pieces, and what is left at the end."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def shown(line: bytes, *, colour: bool) -> str:
+    """Return a line for a terminal: a carriage return overwrites what was before, as it did there."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return harmless(text, colour=colour).decode("utf-8", "replace")
+
+
+def row(session: Session, line: bytes) -> str:
+    """Return a line with Docker's stamp as JSON: ``{"session", "time", "text"}``."""
+    match = _STAMP.fullmatch(line.decode("utf-8", "replace"))
+    stamp, text = (match[1], match[2]) if match else (None, line.decode("utf-8", "replace"))
+    return json.dumps({"session": session.session, "time": stamp, "text": shown(text.encode(), colour=False)})
+
+
+def print_logs(
+    pieces: Iterable[bytes], session: Session, write: Callable[[str], None], *, as_json: bool, colour: bool
+) -> None:
+    """Write the lines of what ``read`` yields."""
+    for line in lines(pieces):
+        write(row(session, line) if as_json else shown(line, colour=colour))

@@ -1,0 +1,245 @@
+"""The sessions there are: found in Docker by their labels, and what was noted about each when it was made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corral import engine, oserrors
+from corral.plain import cleaned, columns
+from policy.declaration import (
+    LABEL_PROJECT,
+    LABEL_PURPOSE,
+    LABEL_SANDBOX,
+    LABEL_SERVICE,
+    LABEL_SESSION,
+    LABEL_UID,
+)
+from policy.errors import CorralError, PolicyError
+from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
+
+if TYPE_CHECKING:
+    from docker.api.client import APIClient
+
+NOTE = "session.json"
+DAEMON = "daemon"
+VERIFY = "verify"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HEADER = ("SANDBOX", "SESSION", "NAME", "KIND", "STATE", "ADDRESS", "AGE", "PROJECT")
+HEADLINE = "no sessions"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a session was made of: hash of the approved policy, id of the image. ``name`` is the user's."""
+
+    name: str = ""
+    policy: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A container of a sandbox. ``created`` is wall time; ``status`` is Docker's own words."""
+
+    ident: str
+    container: str
+    sandbox: str
+    session: str
+    service: str
+    purpose: str
+    project: str
+    state: str
+    status: str
+    created: float
+    address: str
+    note: Note = Note()
+
+    @property
+    def running(self) -> bool:
+        """Whether a program runs in it."""
+        return self.state in {"running", "paused", "restarting"}
+
+    @property
+    def name(self) -> str:
+        """What its user calls it."""
+        return self.note.name or self.session
+
+
+def valid_name(text: str) -> str:
+    """Return a name for a session.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    if not NAME.fullmatch(text):
+        raise PolicyError(
+            f"{text[:80]!r} is no name for a session",
+            "use letters, digits, '.', '_' and '-' (at most 64, the first a letter or digit)",
+        )
+    return text
+
+
+def write_note(paths: StatePaths, session: str, note: Note) -> None:
+    """Keep a note beside the session's files, where no container sees it.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    file = paths.session(session) / NOTE
+    try:
+        file.write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def read_note(paths: StatePaths, session: str) -> Note:
+    """Return what was noted; what cannot be read is empty."""
+    try:
+        body = json.loads((paths.session(session) / NOTE).read_text(encoding="utf-8"))
+        return Note(**{key: str(body[key]) for key in ("name", "policy", "image")})
+    except (OSError, ValueError, KeyError, TypeError):
+        return Note()
+
+
+def all_of(api: APIClient, uid: int, data: Path) -> list[Session]:
+    """Return every session of a user, oldest first.
+
+    Args:
+        api: the engine.
+        uid: the user.
+        data: where the sandboxes have their files.
+
+    Raises:
+        EngineError: Docker does not answer.
+    """
+    with engine.errors("listing containers"):
+        rows = api.containers(all=True, filters={"label": [f"{LABEL_UID}={uid}", LABEL_SANDBOX]})
+    return sorted(_sessions(rows, data), key=lambda found: (found.created, found.session))
+
+
+def _sessions(rows: Iterable[Mapping[str, Any]], data: Path) -> Iterable[Session]:
+    for row in rows:
+        labels = row.get("Labels") or {}
+        sandbox, session = str(labels.get(LABEL_SANDBOX)), str(labels.get(LABEL_SESSION))
+        if SANDBOX_ID.fullmatch(sandbox) and SESSION_ID.fullmatch(session):
+            yield Session(
+                ident=str(row["Id"]),
+                container=engine.container_name(row),
+                sandbox=sandbox,
+                session=session,
+                service=str(labels.get(LABEL_SERVICE, "")),
+                purpose=str(labels.get(LABEL_PURPOSE, "")),
+                project=str(labels.get(LABEL_PROJECT, "")),
+                state=str(row.get("State", "")),
+                status=str(row.get("Status", "")),
+                created=float(row.get("Created") or 0),
+                address=_address(row, Sandbox(sandbox).network),
+                note=read_note(StatePaths(data / sandbox), session),
+            )
+
+
+def _address(row: Mapping[str, Any], network: str) -> str:
+    endpoint = ((row.get("NetworkSettings") or {}).get("Networks") or {}).get(network) or {}
+    return str(endpoint.get("IPAddress") or (endpoint.get("IPAMConfig") or {}).get("IPv4Address") or "")
+
+
+def pick(found: Sequence[Session], given: str | None, *, what: str, running: bool) -> Session:
+    """Return the session that is meant: the one of that id or name, or the only one there is.
+
+    Args:
+        found: those to choose from.
+        given: id, its beginning, or name; None: whichever there is.
+        what: what is done, for messages: "attach to".
+        running: only those that run are meant.
+
+    Raises:
+        CorralError: none fits, or several do.
+    """
+    able = [one for one in found if one.purpose != VERIFY and (one.running or not running)]
+    if given is None:
+        chosen = [one for one in able if one.running] or able[-1:]
+    else:
+        named = [one for one in able if given in (one.session, one.note.name)]
+        chosen = named or [one for one in able if len(given) >= 4 and one.session.startswith(given)]
+        if len(chosen) > 1:
+            # A name may be used again when the session before has ended.
+            chosen = [one for one in chosen if one.running] or chosen[-1:]
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        listed = ", ".join(one.name for one in chosen)
+        raise CorralError(f"there are {len(chosen)} sessions to {what}: {listed}", "name one of them")
+    if given is not None:
+        stopped = [one for one in found if given in (one.session, one.note.name)]
+        if stopped:
+            raise CorralError(
+                f"the session {given} has ended ({stopped[-1].status})", "corral logs shows its output"
+            )
+        raise CorralError(f"there is no session {given[:80]!r} here", "corral ps lists all of them")
+    raise CorralError(
+        f"there is no session here to {what}", "corral ps lists all; corral run or corral up start one"
+    )
+
+
+def free_name(found: Iterable[Session], name: str) -> None:
+    """Refuse a name that a running session has.
+
+    Raises:
+        CorralError: it is taken.
+    """
+    taken = next((one for one in found if one.running and name in (one.note.name, one.session)), None)
+    if taken is not None:
+        raise CorralError(f"the session {name} runs already", f"corral attach {name}, or choose another name")
+
+
+def as_json(found: Iterable[Session]) -> list[dict[str, Any]]:
+    """Return rows for programs."""
+    return [
+        {
+            "sandbox": one.sandbox,
+            "session": one.session,
+            "name": one.name,
+            "purpose": one.purpose,
+            "service": one.service,
+            "state": one.state,
+            "status": one.status,
+            "created": one.created,
+            "address": one.address if one.running else None,
+            "container": one.container,
+            "project": one.project,
+        }
+        for one in found
+    ]
+
+
+def render(found: Sequence[Session], now: float) -> str:
+    """Return the text of ``corral ps``, without a final newline."""
+    if not found:
+        return HEADLINE
+    rows = [
+        (
+            one.sandbox,
+            one.session,
+            one.note.name or "-",
+            one.purpose,
+            one.state if one.running else one.status.lower() or one.state,
+            one.address if one.running and one.address else "-",
+            age(now - one.created),
+            one.project,
+        )
+        for one in found
+    ]
+    return "\n".join(columns([HEADER, *(tuple(map(str, cleaned(list(row)))) for row in rows)]))
+
+
+def age(seconds: float) -> str:
+    """Return a length of time in its largest fitting unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"

@@ -1,0 +1,281 @@
+"""An agent that is always on: up, attach, logs, refresh, down; as a unit, over crashes and a reboot."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .host import BASE_POLICY, Host, Project, until
+from .person import LEAVE, at_terminal
+
+SECRET = "s3cr3t-of-the-daemon-51ac"
+ENV_FILE = "/home/dev/.config/corral/daemon.env"
+WORK = "/home/dev/work"
+DAEMON = f"mode: daemon\nmounts: {{rw: [{WORK}]}}\nsecrets: {{env_file: {ENV_FILE}}}\n"
+FORBIDDEN = "203.0.113.66"
+
+
+@pytest.fixture
+def project(host: Host) -> Iterator[Project]:
+    host.root("loginctl", "enable-linger", "dev")
+    host.box.run(["mkdir", "-p", WORK])
+    host.box.write(ENV_FILE, f"API_KEY='{SECRET}'\n", mode=0o600)
+    made = host.project("daemon", BASE_POLICY + DAEMON)
+    try:
+        yield made
+    finally:
+        made.corral("disable", check=False)
+
+
+def sessions(project: Project) -> list[dict[str, Any]]:
+    rows = json.loads(project.corral("ps", "--here", "--json").stdout)["sessions"]
+    return [row for row in rows if row["state"] == "running"]
+
+
+def session(project: Project) -> dict[str, Any]:
+    (found,) = sessions(project)
+    return dict(found)
+
+
+def unit(host: Host, project: Project) -> str:
+    found = host.box.run(["bash", "-c", "ls ~/.config/systemd/user/corral-sandbox-*.service"]).stdout.split()
+    assert len(found) == 1
+    return found[0].rpartition("/")[2]
+
+
+def agent_environment(host: Host, container: str) -> str:
+    """The environment of the program in a container, and not of its init or its gate."""
+    ident = host.root("docker", "inspect", "-f", "{{.Id}}", container).stdout.strip()
+    script = f"for p in /proc/[0-9]*; do grep -q {ident} $p/cgroup 2>/dev/null && cat $p/environ; done | tr '\\0' '\\n'"
+    return host.shell(script, user="root").stdout
+
+
+def nowhere(host: Host) -> dict[str, str]:
+    places = {
+        "inspect": "docker ps -aq | xargs -r docker inspect",
+        "arguments": "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'",
+        "journal": "journalctl --no-pager -o cat --since '1 hour ago'",
+        "units": "cat /home/dev/.config/systemd/user/*.service",
+        "session files": "grep -ras -e '' /home/dev/.local/share/corral/*/sessions",
+        "Docker's files": "grep -ras -e '' /var/lib/docker/containers 2>/dev/null",
+    }
+    coded = base64.b64encode(SECRET.encode()).decode()[:20]
+    # In a file: what looks for it must not be what is found.
+    host.box.write("/home/dev/patterns", f"{SECRET}\n{coded}\n")
+    return {
+        place: host.shell(
+            f"{{ {command}; }} 2>/dev/null | grep -acFf /home/dev/patterns || true", user="root"
+        ).stdout.strip()
+        for place, command in places.items()
+    }
+
+
+@pytest.mark.representative
+def test_up_attach_logs_refresh_and_down(host: Host, project: Project) -> None:
+    done = project.corral("up", timeout=400)
+    assert "corral-firewall: egress policy applied" in done.stderr
+    first = session(project)
+    assert f"is up: session {first['session']}" in done.stdout
+    assert "reaches allowed1.corral.example (203.0.113.10)" in done.stdout
+    assert first["purpose"] == "daemon" and first["address"] in done.stdout
+    # It has its secret, and nobody who looks from outside does.
+    assert f"API_KEY={SECRET}" in agent_environment(host, first["container"])
+    assert nowhere(host) == dict.fromkeys(nowhere(host), "0")
+    # A second up finds it.
+    assert "was up already" in project.corral("up").stdout
+    assert session(project)["session"] == first["session"]
+    assert [row["session"] for row in project.sandbox["sessions"]] == [first["session"]]
+    # Names follow without a restart.
+    host.internet.set_name("allowed1.corral.example", ["203.0.113.11"])
+    host.box.flush_dns()
+    project.corral("refresh")
+    assert "203.0.113.11" in json.dumps(project.sandbox["sessions"][0]["names"])
+    assert session(project)["session"] == first["session"]
+    # Somebody comes, is shown something, and goes by keys that are not Docker's.
+    seen = at_terminal(
+        host.box,
+        project.path,
+        [["until", "leaves it running"], ["until", "\\x1b\\["], ["type", "\x10\x11"], ["type", LEAVE]],
+        "corral",
+        "attach",
+    )
+    assert seen["code"] == 0
+    assert f"left {first['session']}, which goes on" in seen["said"]
+    assert session(project)["session"] == first["session"]
+    rows = [
+        json.loads(line) for line in project.corral("logs", "--json", "--since", "1h").stdout.splitlines()
+    ]
+    assert "corral-firewall: egress policy applied" in [row["text"] for row in rows]
+    assert project.corral("logs", "--since", "2100-01-01T00:00:00+00:00").stdout == ""
+    # A policy that changed makes another one.
+    host.internet.set_name("control.corral.example", ["203.0.113.40"])
+    host.box.flush_dns()
+    project.policy(BASE_POLICY + "    - {host: control.corral.example, liveness: false}\n" + DAEMON)
+    replaced = project.corral("up", timeout=400)
+    assert "it was started with another policy or image" in replaced.stderr
+    second = session(project)
+    assert second["session"] != first["session"]
+    assert "removed 1 container, its network" in project.corral("down").stdout
+    assert project.containers() == []
+
+
+def test_each_mode_says_which_command_is_its_own(host: Host, project: Project) -> None:
+    refused = project.corral("run", "--", "true", check=False)
+    assert refused.returncode == 2
+    assert "corral up starts it" in refused.stderr
+    project.policy(BASE_POLICY)
+    for command in ("up", "enable"):
+        refused = project.corral(command, check=False)
+        assert refused.returncode == 2
+        assert "mode: daemon" in refused.stderr
+    # What somebody else wrote starts nothing.
+    project.policy(BASE_POLICY + "    - forbidden.corral.example\n" + DAEMON, approve=False)
+    refused = project.corral("up", check=False)
+    assert refused.returncode == 2
+    assert "forbidden.corral.example" in refused.stderr
+    assert project.containers() == []
+
+
+def test_a_gate_that_does_not_open_starts_nothing(host: Host, project: Project) -> None:
+    project.policy(BASE_POLICY + "host_services:\n  - {name: absent, port: 8099}\n" + DAEMON)
+    refused = project.corral("up", check=False, timeout=400)
+    assert refused.returncode == 1
+    assert "the gate did not open" in refused.stderr
+    assert project.containers() == []
+
+
+def test_without_lingering_nothing_is_left_on_behind_the_user_s_back(host: Host, project: Project) -> None:
+    host.root("loginctl", "disable-linger", "dev")
+    try:
+        refused = project.corral("up", check=False)
+    finally:
+        host.root("loginctl", "enable-linger", "dev")
+    assert refused.returncode == 1
+    assert "loginctl enable-linger dev" in refused.stderr
+    assert project.containers() == []
+
+
+@pytest.mark.fault("daemon died")
+def test_the_unit_starts_it_again_and_down_is_stronger(host: Host, project: Project) -> None:
+    project.corral("up", timeout=400)
+    by_hand = session(project)
+    done = project.corral("enable", timeout=400)
+    assert "comes back with the machine" in done.stdout
+    assert "/home/dev/.local/bin/corral" in done.stdout
+    name = unit(host, project)
+    # It took over what was up.
+    assert session(project)["session"] == by_hand["session"]
+    shown = host.user_systemctl(
+        "show", "-p", "Restart,RestartMaxDelayUSec,RestartSteps,RestartPreventExitStatus", name
+    ).stdout
+    assert "Restart=always" in shown and "RestartPreventExitStatus=2" in shown
+    version = int(host.root("systemctl", "--version").stdout.split()[1])
+    if version >= 254:
+        assert "RestartMaxDelayUSec=5min" in shown and "RestartSteps=8" in shown
+    host.root("docker", "kill", by_hand["container"])
+    until(
+        lambda: [r["session"] for r in sessions(project)] not in ([], [by_hand["session"]]), 60, "a new agent"
+    )
+    after = session(project)
+    assert f"API_KEY={SECRET}" in agent_environment(host, after["container"])
+    # The unit's own program dies: the agent does not notice, and a new one looks after it.
+    pid = host.user_systemctl("show", "-P", "MainPID", name).stdout.strip()
+    host.root("kill", "-9", pid)
+    until(
+        lambda: (
+            host.user_systemctl("show", "-P", "MainPID,ActiveState", name, check=False).stdout.split()
+            not in ([pid, "active"], ["0", "activating"])
+            and "active" in host.user_systemctl("is-active", name, check=False).stdout.split()
+        ),
+        60,
+        "the unit is active again",
+    )
+    assert session(project)["session"] == after["session"]
+    told = project.corral("down").stdout
+    assert "removed 1 container" in told
+    assert f"{name} starts its agent again with the machine" in told
+    assert project.containers() == []
+    assert host.user_systemctl("is-active", name, check=False).stdout.strip() == "inactive"
+    assert f"{name} does not start any more" in project.corral("disable").stdout
+    assert not host.box.run(
+        ["bash", "-c", "ls ~/.config/systemd/user/corral-sandbox-* 2>/dev/null"], check=False
+    ).stdout
+    assert project.corral("disable", check=False).returncode == 2
+
+
+def test_a_policy_that_nobody_approved_is_not_started_by_the_unit(host: Host, project: Project) -> None:
+    project.corral("enable", timeout=400)
+    name, before = unit(host, project), session(project)
+    project.policy(BASE_POLICY + "    - forbidden.corral.example\n" + DAEMON, approve=False)
+    host.root("docker", "kill", before["container"])
+    until(
+        lambda: host.user_systemctl("is-failed", name, check=False).stdout.strip() == "failed",
+        60,
+        "it gave up",
+    )
+    assert host.user_systemctl("show", "-P", "ExecMainStatus", name).stdout.strip() == "2"
+    assert sessions(project) == []
+    assert "the policy allows more than was approved" in host.journal(
+        f"_SYSTEMD_USER_UNIT={name}", since=time.time() - 120
+    )
+    # Agreed to, it comes up, and the unit with it.
+    project.policy(BASE_POLICY + "    - forbidden.corral.example\n" + DAEMON)
+    project.corral("up", timeout=400)
+    assert host.user_systemctl("is-active", name).stdout.strip() == "active"
+    assert len(sessions(project)) == 1
+
+
+def test_enable_wants_corral_on_the_path(host: Host, project: Project) -> None:
+    program = "/home/dev/.local/bin/corral"
+    refused = host.box.run(
+        [program, "enable"], cwd=project.path, env={"PATH": "/usr/bin:/bin"}, check=False, timeout=120
+    )
+    assert refused.returncode == 1
+    assert "corral is not on your PATH" in refused.stderr
+    assert not host.box.run(
+        ["bash", "-c", "ls ~/.config/systemd/user/corral-sandbox-* 2>/dev/null"], check=False
+    ).stdout
+
+
+@pytest.mark.fault("reboot")
+def test_after_a_reboot_the_agent_is_back_with_its_state_and_its_secrets(
+    host: Host, project: Project
+) -> None:
+    project.corral("enable", timeout=400)
+    before = session(project)
+    state = f"/home/dev/.local/share/corral/{before['sandbox']}/home/.local/share/opencode"
+    until(
+        lambda: "opencode.db" in host.box.run(["ls", state], check=False).stdout, 120, "the agent's database"
+    )
+    host.box.run(["touch", f"{state}/remembered", f"{WORK}/remembered"])
+    host.internet.reset_counters()
+    host.box.reboot()
+    host.box.wait_for(["systemctl", "is-active", "docker", "corral-netfilter"], timeout=60)
+    host.wait_enforcer()
+    until(lambda: sessions(project), 120, "the agent is up")
+    after = session(project)
+    assert after["session"] != before["session"]
+    assert f"API_KEY={SECRET}" in agent_environment(host, after["container"])
+    assert nowhere(host) == dict.fromkeys(nowhere(host), "0")
+    there = host.root(
+        "docker",
+        "exec",
+        "-u",
+        "1000:1000",
+        after["container"],
+        "ls",
+        "/home/agent/.local/share/opencode",
+        WORK,
+    )
+    assert there.stdout.split().count("remembered") == 2
+    # The fence holds around it, by count at the far end; what is listed is reached.
+    probe = f"curl -sS -m 5 -k https://{FORBIDDEN}/; curl -sS -m 10 https://allowed1.corral.example/"
+    tried = host.root("docker", "exec", "-u", "1000:1000", after["container"], "sh", "-c", probe, check=False)
+    assert "203.0.113.10" in tried.stdout
+    assert host.internet.packets(FORBIDDEN) == 0
+    assert "removed 1 container" in project.corral("down").stdout

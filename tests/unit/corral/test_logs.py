@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from corral import logs
+from policy.errors import PolicyError
+
+from .test_sessions import A
+
+
+def test_times_are_lengths_or_moments() -> None:
+    assert logs.since("10m", 1000.0) == 400.0
+    assert logs.since("1d", 0.0) == -86400.0
+    assert logs.since("1970-01-01T00:01:00+00:00", 0.0) == 60.0
+    for text in ("", "10", "ten", "1w", "-5m", "1970-13-01"):
+        with pytest.raises(PolicyError) as caught:
+            logs.since(text, 0.0)
+        assert caught.value.exit_code == 2
+
+
+def test_lines_come_whole_however_they_were_cut() -> None:
+    assert list(logs.lines([b"a\nb", b"c\n", b"\nd"])) == [b"a", b"bc", b"", b"d"]
+
+
+def test_what_would_command_the_terminal_is_left_out() -> None:
+    written: list[str] = []
+    pieces = [b"\x1b[?1049h\x1b[31mred\x1b[0m\x1b[6n\r\nprogress 1\rprogress 2\r\n"]
+    logs.print_logs(pieces, A, written.append, as_json=False, colour=True)
+    assert written == ["\x1b[31mred\x1b[0m", "progress 2"]
+    written.clear()
+    logs.print_logs(pieces, A, written.append, as_json=False, colour=False)
+    assert written == ["red", "progress 2"]
+
+
+def test_json_has_the_time_of_each_line() -> None:
+    written: list[str] = []
+    pieces = [b"2026-01-31T09:00:00.123456789Z a \x1b[1mb\r\n2026-01-31T09:00:01.0Z \r\n"]
+    logs.print_logs(pieces, A, written.append, as_json=True, colour=False)
+    assert [json.loads(line) for line in written] == [
+        {"session": "aaaaaaaa", "time": "2026-01-31T09:00:00.123456789Z", "text": "a b"},
+        {"session": "aaaaaaaa", "time": "2026-01-31T09:00:01.0Z", "text": ""},
+    ]
