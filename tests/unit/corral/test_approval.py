@@ -225,10 +225,15 @@ def test_init_leaves_nothing_where_no_project_can_be(
     assert not (home / "corral.yaml").exists()
 
 
-def test_an_image_of_the_environment_is_refused_and_not_ignored(invocation: Invocation, user: User) -> None:
+def test_an_image_of_the_environment_has_to_be_approved(invocation: Invocation, user: User) -> None:
+    first = Invocation(user, invocation.cwd, invocation.console, ask=lambda _: True)
+    assert first.approved.policy.image is None
     user = replace(user, environ={**user.environ, "CORRAL_SANDBOX_IMAGE": "debian:12"})
-    with pytest.raises(PolicyError, match="CORRAL_SANDBOX_IMAGE: using an existing image is not available"):
+    with pytest.raises(PolicyError, match="allows more than was approved") as caught:
         _ = Invocation(user, invocation.cwd, invocation.console).approved
+    assert 'image: default -> "debian:12"' in caught.value.message
+    asked = Invocation(user, invocation.cwd, invocation.console, ask=lambda _: True)
+    assert asked.approved.policy.image == "debian:12"
 
 
 @pytest.mark.parametrize(

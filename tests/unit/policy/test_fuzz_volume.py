@@ -259,8 +259,16 @@ def check(reading: _Reading, policy: Any, text: str, home: Path) -> None:
         "build",
     } | {"profile_options", "background", "image", "runtime", "keep", "hooks", "approvals", "protect"}
     assert tree["profile"] == policy.profile == "opencode"
-    assert "image" not in tree or tree["image"] is None
-    assert policy.egress.mode == "allowlist"
+    assert policy.image == tree.get("image")
+    if policy.image is not None:
+        assert re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:-]{0,254}(@sha256:[0-9a-f]{64})?", policy.image)
+    assert policy.runtime == (tree.get("runtime") or "runc") in {"runc", "runsc", "kata"}
+    egress = tree.get("egress") or {}
+    assert policy.egress.mode == (egress.get("mode") or "allowlist") in {"allowlist", "none", "host"}
+    if policy.egress.mode == "none":
+        assert not egress.get("allow") and not egress.get("from_host") and not policy.host_services
+    if policy.egress.mode == "host":
+        assert not policy.host_services
     written = [
         entry if isinstance(entry, str) else entry["host"]
         for entry in ((tree.get("egress") or {}).get("allow") or ())
