@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab import Box
 
-from .host import BASE_POLICY, CONFIG, ENFORCER, FLOOD, PIPX, PYTHON, Done, Host, Project
+from .host import BASE_POLICY, CONFIG, ENFORCER, FLOOD, PIPX, PYTHON, Done, Host, Project, until
 
 EVE = 1001
 STATE = ".local/share/corral"
@@ -299,8 +299,9 @@ def test_an_enforcer_whose_program_is_gone_fails_once_and_says_so(leaving: Host)
         shown = host.user_systemctl("show", "-P", "ActiveState", ENFORCER).stdout.strip()
         assert shown in ("inactive", "failed")
         assert host.user_systemctl("show", "-P", "NRestarts", ENFORCER).stdout.strip() == "0"
-        words = ["journalctl", "--user", "--no-pager", "-o", "cat", f"--since=@{started:.0f}"]
-        assert "Assertion failed" in host.box.run(words).stdout
+        # A time that is rounded up would leave out what was said at once.
+        words = ["journalctl", "--user", "--no-pager", "-o", "cat", f"--since=@{int(started)}"]
+        until(lambda: "Assertion failed" in host.box.run(words).stdout, 10, "the word of a missing program")
         # Only the interpreter is gone: the program is there and cannot be executed.
         host.shell(
             f"mkdir -p {environment}/bin; cp {environment}.away/bin/corral-enforcer {environment}/bin/"
