@@ -75,7 +75,6 @@ def nowhere(host: Host) -> dict[str, str]:
     }
 
 
-@pytest.mark.representative
 def test_up_attach_logs_refresh_and_down(host: Host, project: Project) -> None:
     done = project.corral("up", timeout=400)
     assert "corral-firewall: egress policy applied" in done.stderr
