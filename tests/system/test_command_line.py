@@ -30,10 +30,10 @@ def test_an_invalid_policy_is_exit_2_and_creates_nothing(
 ) -> None:
     project = host.project("invalid", policy)
 
-    def world() -> str:
-        return host.shell(
-            "docker ps -aq; docker network ls -q; docker images -q; ls ~/.local/share/corral 2>/dev/null || true"
-        ).stdout
+    def world() -> list[str]:
+        # Images of one second come in any order.
+        listed = "docker ps -aq; docker network ls -q; docker images -q; ls ~/.local/share/corral 2>/dev/null || true"
+        return sorted(host.shell(listed).stdout.splitlines())
 
     before = world()
     done = project.corral(command, check=False)
