@@ -18,11 +18,10 @@ FOLLOWED = ON | ALTERNATE | _MOUSE | {1, 12, 66, 1004, 2004, 2027, 2031, 2048}
 REPLAYED = 32768
 
 _CSI = rb"\x1b\[[0-?]*[ -/]*[@-~]"
-_STRING = rb"\x1b[\]PX^_](?:[^\x07\x1b]|\x1b(?!\\))*(?:\x07|\x1b\\)"
+# Without an escape in its body: what begins again and again and never ends must not be read again and again.
+_STRING = rb"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
 _SEQUENCE = re.compile(_CSI + rb"|" + _STRING + rb"|\x1b[ -/]*[0-OQ-WYZ\\\x60-~]", re.DOTALL)
-_INCOMPLETE = re.compile(
-    rb"\x1b(?:\[[0-?]*[ -/]*|[ -/]*|[\]PX^_](?:[^\x07\x1b]|\x1b(?!\\))*\x1b?)\Z", re.DOTALL
-)
+_INCOMPLETE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?)\Z", re.DOTALL)
 _MODES = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
 _PUSH = re.compile(rb"\x1b\[>([0-9]*)u")
 _POP = re.compile(rb"\x1b\[<([0-9]*)u")
@@ -108,6 +107,17 @@ def harmless(data: bytes, *, colour: bool = True) -> bytes:
     A terminal answers queries as if the answer were typed, and who reads a log types into a shell.
     """
 
+    while True:
+        made = _once(data, colour)
+        # What is left when something was taken out may be a sequence of its own.
+        if made == data:
+            return made
+        data = made
+
+
+def _once(data: bytes, colour: bool) -> bytes:
+    # Only text in UTF-8: half a character must not become a control when the byte after it goes.
+    data = data.decode("utf-8", "replace").encode()
     parts, at = [], 0
     for match in _SEQUENCE.finditer(data):
         kept = match.group() if colour and _COLOURS.fullmatch(match.group()) else b""

@@ -41,3 +41,7 @@ def contradictions(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
     elif mode == HOST and tree.get("host_services"):
         what = "egress.mode is host: there is no corral-host, and services of this host are at 127.0.0.1"
         yield ("host_services",), what, "remove host_services, or use egress.mode: allowlist"
+    if mode in APART and tree.get("mode") == "daemon":
+        # What is always on is watched by its gate's word about the fence, and these have no fence.
+        what = f"not available with egress.mode {mode}"
+        yield ("mode",), what, "use mode: run, or egress.mode: allowlist"

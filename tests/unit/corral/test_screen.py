@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +94,28 @@ def test_nothing_but_colours_is_left_of_anything(data: bytes) -> None:
 def test_pieces_make_no_difference(data: bytes, size: int) -> None:
     whole, parts = screen(data), screen(data, size)
     assert (whole.modes, whole.keyboards, whole.keypad) == (parts.modes, parts.keyboards, parts.keypad)
+
+
+@pytest.mark.parametrize("part", [b"\x1b]", b"\x1b", b"\x1bP", b"\x1b[", b"\xc2\x9d", b"\x1b]\x1b\\"])
+def test_what_begins_and_never_ends_is_read_in_time_that_grows_with_its_length(part: bytes) -> None:
+    # Quadratic, this was hours.
+    hostile = part * 500_000
+    assert b"\x1b" not in harmless(hostile)
+    Screen().feed(hostile)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"a\xc2\x00\x9b6n",
+        b"\xc2\x07\x9d0;title\xc2\x07\x9c",
+        b"a\xc2\x1b[0m\x9b6n",
+        b"\x1b\x1b[0m[6n",
+        b"\x1b\x00[6n",
+        b"\xc2\x1b\x9b6n",
+    ],
+)
+@pytest.mark.parametrize("colour", [True, False])
+def test_what_is_taken_out_leaves_no_control_of_what_was_around_it(hostile: bytes, colour: bool) -> None:
+    text = harmless(hostile, colour=colour).decode("utf-8", "strict").replace("\x1b[0m", "")
+    assert not [char for char in text if unicodedata.category(char) == "Cc"]

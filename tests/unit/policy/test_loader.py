@@ -218,6 +218,14 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
             "profile: opencode\negress: {mode: host}\nhost_services: [{name: a, port: 80}]\n",
             "corral.yaml:3:16: host_services: egress.mode is host: there is no corral-host",
         ),
+        (
+            "profile: opencode\nmode: daemon\negress: {mode: host}\n",
+            "corral.yaml:2:7: mode: not available with egress.mode host (daemon); use mode: run",
+        ),
+        (
+            "profile: opencode\nmode: daemon\negress: {mode: none}\n",
+            "corral.yaml:2:7: mode: not available with egress.mode none (daemon); use mode: run",
+        ),
         ("profile: opencode\nruntime: crun\n", "runtime: unknown runtime (crun); use runc, runsc or kata"),
         ("profile: opencode\nimage: '-x'\n", "image: not an image reference"),
         ("profile: opencode\nprivileged:\n", "privileged: unknown key"),
