@@ -15,7 +15,9 @@ class SubprocessRunner:
 
     def run(self, argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
         """Run ``argv``; the program is looked up in ``env``'s PATH."""
-        program = shutil.which(argv[0], path=env.get("PATH", os.defpath))
+        # A relative place would be one in the project, where an agent writes.
+        places = [place for place in env.get("PATH", os.defpath).split(os.pathsep) if place.startswith("/")]
+        program = shutil.which(argv[0], path=os.pathsep.join(places)) if places else None
         if program is None:
             return MISSING
         with subprocess.Popen(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from corral import existing, network, state
 from corral.context import Invocation
 from corral.engine import base_url, errors
-from policy.errors import PolicyError
+from policy.errors import CorralError, PolicyError
 from policy.hostclient import BuildEnvironment, Proxies, RealFiles, gather, merge, suite_of
 from policy.loader import LoadedPolicy
 from policy.urls import is_loopback, redact
@@ -163,7 +163,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     loaded, user, console = invocation.approved, invocation.user, invocation.console
     image = loaded.policy.image
     if image is not None and existing.look(invocation.api, image) is None:
-        pin = existing.read(invocation.read_paths.root)
+        pin = existing.read(invocation.read_paths.root, force=force)
         if pin is None or pin.reference != image or existing.look(invocation.api, pin.ident) is None:
             existing.pull(invocation.api, image, console.tell)
     spec, host = inputs(invocation, loaded, force=force)
@@ -186,8 +186,8 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
                 console.warn(warning)
         console.detail(line)
 
-    with console.step("image", minor=True), _base(invocation, spec.foreign):
-        return build(
+    with console.step("image", minor=True), _base(invocation, spec.foreign, force=force):
+        built = build(
             spec,
             tag=loaded.sandbox.image,
             directory=paths.build,
@@ -200,31 +200,38 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             progress=progress,
             force=force,
         )
+        if spec.foreign is not None and built.builder is not None:
+            _insist_on_base(invocation, spec.foreign)
+    return built
+
+
+def _insist_on_base(invocation: Invocation, foreign: Foreign) -> None:
+    tag = invocation.loaded.sandbox.image
+    try:
+        existing.stands_on(invocation.api, tag, foreign)
+    except CorralError:
+        with errors(f"removing the image {tag}"):
+            invocation.api.remove_image(tag)
+        raise
 
 
 @contextlib.contextmanager
-def _base(invocation: Invocation, foreign: Foreign | None) -> Iterator[None]:
+def _base(invocation: Invocation, foreign: Foreign | None, *, force: bool) -> Iterator[None]:
     """Give an existing image the name that its build knows it by, and keep which one it is."""
     if foreign is None:
         yield
         return
-    from docker.errors import ImageNotFound
-
     from agent_image.foreign import insist
 
     root, api = invocation.paths.root, invocation.api
-    # Builds of one sandbox take turns: each removes the name again.
+    # Builds of one sandbox take turns: one name means one image at a time.
     with network.locked(root / "image.lock"):
-        if existing.read(root) != existing.Pin(foreign.reference, foreign.ident):
+        if existing.read(root, force=force) != existing.Pin(foreign.reference, foreign.ident):
             insist(cast("ForeignApi", api), foreign)
             invocation.console.warn(existing.warning(foreign.reference, foreign.ident))
         with errors(f"naming the image {foreign.reference}"):
             api.tag(foreign.ident, *foreign.tag.rpartition(":")[::2])
-        try:
-            yield
-        finally:
-            with errors(f"naming the image {foreign.reference}"), contextlib.suppress(ImageNotFound):
-                api.remove_image(foreign.tag, noprune=True)
+        yield
         existing.write(root, existing.Pin(foreign.reference, foreign.ident))
 
 

@@ -27,6 +27,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="What to call the session.", show_default=False)
+]
 Accept = Annotated[
     str | None,
     typer.Option(
@@ -220,6 +223,7 @@ def run(
         list[str] | None,
         typer.Argument(metavar="-- COMMAND", help="Run this instead of the harness.", show_default=False),
     ] = None,
+    name: Name = "",
     accept: Accept = None,
 ) -> None:
     """Run the agent in the sandbox; its exit code is corral's.
@@ -236,13 +240,13 @@ def run(
 
         invocation = _invocation(accepted=accept)
         with naming(invocation.data):
-            return do_run(invocation, command or ())
+            return do_run(invocation, command or (), name=name)
 
     _finish(action)
 
 
 @app.command()
-def shell(accept: Accept = None) -> None:
+def shell(name: Name = "", accept: Accept = None) -> None:
     """Open a shell in a new container of the same sandbox."""
 
     def action() -> int:
@@ -250,7 +254,7 @@ def shell(accept: Accept = None) -> None:
 
         invocation = _invocation(quiet=True, accepted=accept)
         with naming(invocation.data):
-            return do_shell(invocation)
+            return do_shell(invocation, name=name)
 
     _finish(action)
 

@@ -40,7 +40,9 @@ def enable(invocation: Invocation, warn: Callable[[str], None]) -> Enabled:
     refuse_run(invocation, "enable")
     loaded, user = invocation.approved, invocation.user
     manager = units.Manager(user)
-    path = units.program(user.environ, loaded.rw)
+    # Whoever works in the project writes it, mounted or not.
+    writable = (loaded.project, *loaded.rw)
+    path = units.program(user.environ, writable)
     version = manager.version()
     found = Enabled(loaded.sandbox, units.unit_of(loaded.sandbox), path, version, units.lingers(user.uid))
     if not found.lingers:
@@ -51,7 +53,7 @@ def enable(invocation: Invocation, warn: Callable[[str], None]) -> Enabled:
             f"they are {units.FIXED} s each"
         )
     with invocation.console.step("unit"):
-        manager.write(loaded.sandbox, units.text(loaded, path, user.environ, version))
+        manager.write(loaded.sandbox, units.text(loaded, path, user.environ, version, writable))
         manager.start(loaded.sandbox)
     return found
 

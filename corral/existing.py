@@ -7,6 +7,7 @@ state, and is what is used until the user asks for the new one: `corral build --
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral import oserrors
 from corral.engine import errors
+from policy import savedfile
 from policy.errors import CorralError, EngineError
 
 if TYPE_CHECKING:
@@ -83,13 +85,29 @@ def choose(reference: str, now: str | None, pin: Pin | None, there: bool, *, for
     )
 
 
-def read(root: Path) -> Pin | None:
-    """Return what is kept in a sandbox's state; None when nothing is, or it is damaged."""
+def read(root: Path, *, force: bool = False) -> Pin | None:
+    """Return what is kept in a sandbox's state; None when nothing is.
+
+    Args:
+        root: the sandbox's state.
+        force: the user asked for what the name means now; then what is damaged is nothing.
+
+    Raises:
+        CorralError: it is damaged, so that nobody knows which image was looked at.
+    """
+    file = root / FILE
     try:
-        body = json.loads((root / FILE).read_text(encoding="utf-8"))
+        body = savedfile.value(file)
         return Pin(str(body["reference"]), str(body["image"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if force:
+            return None
+        raise CorralError(
+            f"{file}, which says what the image of this sandbox was, cannot be read ({error})",
+            f"look at what the name means now, then: {FORCE}",
+        ) from error
 
 
 def write(root: Path, pin: Pin) -> None:
@@ -101,9 +119,10 @@ def write(root: Path, pin: Pin) -> None:
     file = root / FILE
     partial = file.with_name(FILE + ".new")
     try:
-        partial.write_text(
-            json.dumps({"reference": pin.reference, "image": pin.ident}) + "\n", encoding="utf-8"
-        )
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"reference": pin.reference, "image": pin.ident}) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())  # empty after a power cut, it would be refused
         partial.replace(file)
     except OSError as error:
         raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
@@ -120,7 +139,7 @@ def find(
     """
     from agent_image.foreign import examine
 
-    now, pin = look(api, reference), read(root)
+    now, pin = look(api, reference), read(root, force=force)
     same = pin is not None and now is not None and str(now["Id"]) == pin.ident
     held = now if same or pin is None else look(api, pin.ident)
     ident, told = choose(
@@ -132,8 +151,32 @@ def find(
     return examine(reference, tag(sandbox), found or {})
 
 
+def stands_on(api: APIClient, image: str, base: Foreign) -> None:
+    """Refuse an image that was not made of the one that was looked at.
+
+    A builder that is not the engine's own, in a container, knows nothing of the engine's names: it would look
+    for one of the same name elsewhere.
+
+    Raises:
+        CorralError: it was made of something else.
+        EngineError: Docker does not answer.
+    """
+    layers = [
+        ((look(api, what) or {}).get("RootFS") or {}).get("Layers") or [] for what in (image, base.ident)
+    ]
+    made, below = layers
+    if not below or made[: len(below)] != below:
+        raise CorralError(
+            f"the builder did not make the image on {base.reference} ({base.ident[:SHORT]}), but on another",
+            "docker buildx use default, then corral build",
+        )
+
+
 def tag(sandbox: Sandbox) -> str:
-    """Return what the image is called while the sandbox's own is built on it."""
+    """Return what the image is called for the build of the sandbox's own.
+
+    It stays: a pinned image that has lost its name would else be nobody's, and gone with the next cleaning.
+    """
     return f"{sandbox.image.rpartition(':')[0]}:base"
 
 

@@ -89,11 +89,15 @@ def take(api: APIClient) -> Inventory:
     with errors("listing networks"):
         networks = api.networks(filters={"label": [LABEL_UID]})
     with errors("listing images"):
-        images = api.images(filters={"label": [LABEL_INPUTS]})
+        images = [
+            *api.images(filters={"label": [LABEL_INPUTS]}),
+            # Not ours but for this one name of theirs.
+            *api.images(filters={"reference": ["corral/*:base"]}),
+        ]
     return Inventory(
         tuple(_container(row) for row in containers),
         tuple(_network(row) for row in networks),
-        tuple(Image(str(row["Id"]), _tags(row)) for row in images),
+        tuple({str(row["Id"]): Image(str(row["Id"]), _tags(row)) for row in images}.values()),
     )
 
 

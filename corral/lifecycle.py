@@ -220,7 +220,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         note = sessions.Note(request.name, revision(loaded).sha256, prepared.image)
         sessions.write_note(paths, request.session, note)
-        secrets = delivered(loaded, {**prepared.secrets, **request.extra})
+        secrets = delivered(loaded, prepared.secrets)
         with (
             held.held(mount.source for mount in (*loaded.mounts, *protected)) as places,
             secretchannel.offered(paths.session_home(request.session), secrets) as fetched,

@@ -13,6 +13,8 @@ from corral.screen import harmless
 from corral.sessions import Session
 from policy.errors import PolicyError
 
+# A line that does not end is cut here.
+LONGEST = 1 << 16
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Docker's stamp of a line, with a space behind it.
@@ -62,11 +64,14 @@ def read(
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield whole lines of what comes in pieces, and what is left at the end."""
+    """Yield the lines of what comes in pieces, and what is left at the end; very long ones in parts."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
         yield from whole
+        while len(rest) > LONGEST:
+            yield rest[:LONGEST]
+            rest = rest[LONGEST:]
     if rest:
         yield rest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from corral import apart, gitdirs, hooks, protect, terminal
+from corral import apart, gitdirs, hooks, protect, sessions, terminal
 from corral.attach import Streams, attach
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
@@ -27,32 +27,29 @@ def detect_terminal() -> Terminal:
     return Terminal(stdin=terminal.is_open(terminal.STDIN) and not reads)
 
 
-def run(invocation: Invocation, given: Sequence[str]) -> int:
+def run(invocation: Invocation, given: Sequence[str], *, name: str = "") -> int:
     """Run the harness, or the given command, in a new session; return its exit code."""
-    return _session(invocation, "run", command(invocation.approved, given))
+    return _session(invocation, "run", command(invocation.approved, given), name)
 
 
-def shell(invocation: Invocation) -> int:
+def shell(invocation: Invocation, *, name: str = "") -> int:
     """Run a shell in a new session of the same sandbox; return its exit code."""
-    return _session(invocation, "shell", SHELL)
+    return _session(invocation, "shell", SHELL, name)
 
 
-def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...]) -> int:
+def _session(invocation: Invocation, purpose: str, argv: tuple[str, ...], name: str) -> int:
     if purpose == "run" and invocation.approved.policy.mode != "run":
         raise PolicyError(
             "mode is daemon: the agent of this sandbox is always on",
             "corral up starts it, corral attach opens its terminal; corral shell opens a shell beside it",
         )
-    request = Request(purpose, argv, new_session(), detect_terminal())
+    if name:
+        sessions.valid_name(name)
+        every = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
+        sessions.free_name((one for one in every if one.sandbox == invocation.approved.sandbox.id), name)
+    request = Request(purpose, argv, new_session(), detect_terminal(), name)
     say_where(invocation)
-    unfenced = apart.warning(invocation.approved)
-    if unfenced:
-        invocation.console.warn_block(unfenced)
-    approvals = invocation.approved.policy.approvals
-    if approvals is not None:
-        invocation.console.tell(
-            f"approvals: {approvals} is the harness's own switch; the fence is the same with each of them"
-        )
+    say_what_holds(invocation)
     prepared = prepare(invocation)
     warn_of_git(invocation)
     user = invocation.user
@@ -78,6 +75,18 @@ def say_where(invocation: Invocation) -> None:
         access = "read-only" if loaded.workspace else "read-write"
         invocation.console.tell(
             f"the policy is {loaded.path}, so all of {loaded.project} is mounted {access}"
+        )
+
+
+def say_what_holds(invocation: Invocation) -> None:
+    """Say what of the policy is no fence."""
+    unfenced = apart.warning(invocation.approved)
+    if unfenced:
+        invocation.console.warn_block(unfenced)
+    approvals = invocation.approved.policy.approvals
+    if approvals is not None:
+        invocation.console.tell(
+            f"approvals: {approvals} is the harness's own switch; the fence is the same with each of them"
         )
 
 

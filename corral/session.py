@@ -63,8 +63,7 @@ class Terminal:
 class Request:
     """One container to start: what for, which command, attached to what.
 
-    ``name``: what its user calls it. ``workdir``: where the command starts, inside. ``extra``: further
-    environment, which goes the way of the secrets.
+    ``name``: what its user calls it.
     """
 
     purpose: str
@@ -72,8 +71,6 @@ class Request:
     session: str
     terminal: Terminal = Terminal()
     name: str = ""
-    workdir: str | None = None
-    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,7 +249,7 @@ def plan(
         address=address,
         hosts_file=str(paths.hosts(request.session)),
         project=str(loaded.project),
-        workdir=request.workdir or workdir(loaded, start),
+        workdir=workdir(loaded, start),
         argv=request.argv,
         declaration=loaded.declaration,
         mounts=mounts(loaded, paths, request.session, protected),

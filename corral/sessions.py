@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral import engine, oserrors
 from corral.plain import cleaned, columns
+from policy import savedfile
 from policy.declaration import (
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -100,7 +101,7 @@ def write_note(paths: StatePaths, session: str, note: Note) -> None:
 def read_note(paths: StatePaths, session: str) -> Note:
     """Return what was noted; what cannot be read is empty."""
     try:
-        body = json.loads((paths.session(session) / NOTE).read_text(encoding="utf-8"))
+        body = savedfile.value(paths.session(session) / NOTE)
         return Note(**{key: str(body[key]) for key in ("name", "policy", "image")})
     except (OSError, ValueError, KeyError, TypeError):
         return Note()

@@ -93,18 +93,41 @@ def _sayable(text: str) -> None:
         raise CorralError(f"{text!r} has characters that a unit of systemd cannot say", "rename it")
 
 
-def text(loaded: LoadedPolicy, program: str, environ: Mapping[str, str], systemd: int) -> str:
-    """Return the unit file. Pure.
+def trusted(search: str, writable: Sequence[Path]) -> str:
+    """Return a PATH without what an agent could put a program into: what it writes, and relative places.
+
+    A unit keeps it for good, and what it finds there runs on the host.
+    """
+    places = [place for place in search.split(os.pathsep) if place.startswith("/")]
+    return os.pathsep.join(
+        place
+        for place in dict.fromkeys(places)
+        if not any(
+            is_within(real, str(path)) for path in writable for real in (place, os.path.realpath(place))
+        )
+    )
+
+
+def text(
+    loaded: LoadedPolicy,
+    program: str,
+    environ: Mapping[str, str],
+    systemd: int,
+    writable: Sequence[Path] = (),
+) -> str:
+    """Return the unit file.
 
     Args:
         loaded: the policy; the unit reads it anew each time.
         program: absolute path of corral.
         environ: the user's environment.
         systemd: its version.
+        writable: directories that the agent can write.
 
     Raises:
         CorralError: a path has a character that a unit cannot say.
     """
+    environ = {**environ, "PATH": trusted(environ.get("PATH", ""), writable)}
     pause = [f"RestartSec={FIRST}", f"RestartSteps={STEPS}", f"RestartMaxDelaySec={LONGEST}"]
     lines = [
         "# Written by corral enable. corral disable takes it away.",

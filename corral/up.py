@@ -17,7 +17,7 @@ from corral import engine, hooks, network, relaylaunch, sessions, starting, stat
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
 from corral.lifecycle import Created, Prepared, created, prepare
-from corral.run import warn_of_git
+from corral.run import say_what_holds, warn_of_git
 from corral.session import Request, Terminal
 from corral.sessions import DAEMON, Session
 from policy.container import HOST_ALIAS
@@ -50,7 +50,7 @@ def refuse_run(invocation: Invocation, what: str) -> None:
     if invocation.loaded.policy.mode != "daemon":
         raise PolicyError(
             f"mode is run: corral {what} is for an agent that is always on",
-            "corral run starts a session (corral run --detach one without a terminal); or set mode: daemon",
+            "corral run starts a session; or set mode: daemon",
         )
 
 
@@ -114,6 +114,7 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
     """Start a new one, and end the others when nothing but its start is left that can fail."""
     loaded, user, console = invocation.approved, invocation.user, invocation.console
     request = Request(DAEMON, loaded.profile.daemon, new_session(), TERMINAL)
+    say_what_holds(invocation)
     warn_of_git(invocation)
     with console.step("pre-launch hook", minor=True):
         hooks.pre_launch(loaded, environ=user.environ, home=user.home, session=request.session)

@@ -46,3 +46,13 @@ def test_interrupt_ends_the_program(tmp_path: Path) -> None:
         SubprocessRunner().run(("sh", "-c", "echo $$; exec sleep 600"), ENV, interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_a_program_in_a_relative_place_of_the_path_is_not_found(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+    for search in (".", "", ":/nonexistent", "./"):
+        assert SubprocessRunner().run(["tool"], {"PATH": search}, seen.append) == MISSING
+    assert SubprocessRunner().run(["tool"], {"PATH": str(tmp_path)}, seen.append) == 3

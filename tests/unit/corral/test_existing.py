@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_image.foreign import Foreign
 from corral import context, existing
 from corral.existing import FORCE, Pin, choose
 from policy.errors import CorralError, PolicyError
@@ -56,12 +58,49 @@ def test_without_the_image_that_was_built_on_nothing_is_built(
     assert fix in (caught.value.hint or "")
 
 
-def test_what_is_kept_is_read_again_and_damage_is_nothing(tmp_path: Path) -> None:
+def test_what_is_kept_is_read_again_and_damage_is_refused(tmp_path: Path) -> None:
     assert existing.read(tmp_path) is None
     existing.write(tmp_path, Pin(NAME, OLD))
     assert existing.read(tmp_path) == Pin(NAME, OLD)
-    (tmp_path / existing.FILE).write_text("[]")
-    assert existing.read(tmp_path) is None
+    for damaged in ("", "[]", "{}", "[" * 100_000, "\0"):
+        (tmp_path / existing.FILE).write_text(damaged)
+        # Nothing kept would mean whatever the name means now.
+        with pytest.raises(CorralError, match="cannot be read") as caught:
+            existing.read(tmp_path)
+        assert FORCE in (caught.value.hint or "")
+        assert existing.read(tmp_path, force=True) is None
+
+
+class Images:
+    """An engine with images: what it is asked for -> layers."""
+
+    def __init__(self, **layers: list[str]) -> None:
+        self.layers = layers
+
+    def inspect_image(self, image: str) -> dict[str, object]:
+        return {"RootFS": {"Layers": self.layers[image]}}
+
+
+@pytest.mark.parametrize(
+    ("made", "base", "fine"),
+    [
+        (["a", "b", "c"], ["a", "b"], True),
+        (["a", "c"], ["a", "b"], False),
+        (["a"], ["a", "b"], False),
+        (["c", "a", "b"], ["a", "b"], False),
+        ([], [], False),
+    ],
+)
+def test_an_image_stands_on_the_one_that_was_looked_at_or_is_refused(
+    made: list[str], base: list[str], fine: bool
+) -> None:
+    api: Any = Images(**{"corral/x:1": made, OLD: base})
+    foreign = Foreign(NAME, OLD, "corral/x:base")
+    if fine:
+        existing.stands_on(api, "corral/x:1", foreign)
+        return
+    with pytest.raises(CorralError, match="but on another"):
+        existing.stands_on(api, "corral/x:1", foreign)
 
 
 def test_the_environments_image_has_to_be_approved_like_the_files(

@@ -42,3 +42,10 @@ def test_json_has_the_time_of_each_line() -> None:
         {"session": "aaaaaaaa", "time": "2026-01-31T09:00:00.123456789Z", "text": "a b"},
         {"session": "aaaaaaaa", "time": "2026-01-31T09:00:01.0Z", "text": ""},
     ]
+
+
+def test_a_line_that_does_not_end_is_cut_instead_of_kept() -> None:
+    pieces = iter([b"x" * 50_000] * 4)
+    found = list(logs.lines(pieces))
+    assert b"".join(found) == b"x" * 200_000
+    assert max(map(len, found)) <= logs.LONGEST

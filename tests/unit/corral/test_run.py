@@ -8,8 +8,11 @@ import pytest
 
 from corral import run, terminal
 from corral.context import Invocation
-from corral.session import Terminal, User
-from policy.errors import PolicyError
+from corral.session import Request, Terminal, User
+from corral.sessions import Note
+from policy.errors import CorralError, PolicyError
+
+from .test_sessions import A, B
 
 
 @pytest.mark.parametrize(
@@ -89,3 +92,34 @@ def test_from_a_directory_below_it_is_said_that_the_whole_project_is_mounted(
     assert said.getvalue() == (
         f"corral: the policy is {project}/corral.yaml, so all of {project} is mounted read-write\n"
     )
+
+
+@pytest.mark.parametrize("command", ["run", "shell"])
+def test_a_session_has_the_name_it_is_given_unless_another_one_runs_by_it(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    made: list[Request] = []
+
+    def created(_: object, __: object, request: Request) -> contextlib.AbstractContextManager[None]:
+        made.append(request)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(run, "prepare", lambda _: None)
+    monkeypatch.setattr(run, "created", created)
+    monkeypatch.setattr(run, "connect_and_run", lambda *_: 0)
+    mine = replace(A, sandbox=invocation.loaded.sandbox.id)
+    monkeypatch.setattr(run.sessions, "all_of", lambda *_: [mine, replace(B, note=Note("theirs"))])
+
+    def go(name: str) -> int:
+        if command == "run":
+            return run.run(invocation, ["true"], name=name)
+        return run.shell(invocation, name=name)
+
+    assert go("fresh") == 0
+    # A name of another sandbox's.
+    assert go("theirs") == 0
+    assert [request.name for request in made] == ["fresh", "theirs"]
+    with pytest.raises(CorralError, match="review runs already"):
+        go("review")
+    with pytest.raises(PolicyError, match="is no name for a session"):
+        go("a b")

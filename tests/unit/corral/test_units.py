@@ -149,3 +149,12 @@ def test_a_start_that_fails_names_the_journal(
     with pytest.raises(CorralError) as caught:
         manager.start(loaded.sandbox)
     assert caught.value.hint is not None and "journalctl --user -u corral-sandbox-" in caught.value.hint
+
+
+def test_a_unit_finds_no_program_where_the_agent_can_put_one(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "bin"
+    (project / ".venv" / "bin").mkdir(parents=True)
+    elsewhere.mkdir()
+    (tmp_path / "link").symlink_to(project / ".venv")
+    search = f"{project}/.venv/bin:.venv/bin:{tmp_path}/link/bin::{elsewhere}:/usr/bin:/usr/bin"
+    assert units.trusted(search, [project]) == f"{elsewhere}:/usr/bin"
