@@ -221,17 +221,28 @@ def _base(invocation: Invocation, foreign: Foreign | None, *, force: bool) -> It
     if foreign is None:
         yield
         return
+    from docker.errors import ImageNotFound
+
     from agent_image.foreign import insist
 
     root, api = invocation.paths.root, invocation.api
     # Builds of one sandbox take turns: one name means one image at a time.
     with network.locked(root / "image.lock"):
-        if existing.read(root, force=force) != existing.Pin(foreign.reference, foreign.ident):
+        kept = existing.read(root, force=force)
+        if kept != existing.Pin(foreign.reference, foreign.ident):
             insist(cast("ForeignApi", api), foreign)
             invocation.console.warn(existing.warning(foreign.reference, foreign.ident))
         with errors(f"naming the image {foreign.reference}"):
             api.tag(foreign.ident, *foreign.tag.rpartition(":")[::2])
-        yield
+        try:
+            yield
+        except BaseException:
+            # The name is for the image that is kept, and this one is not.
+            with errors(f"naming the image {foreign.reference}"), contextlib.suppress(ImageNotFound):
+                api.remove_image(foreign.tag, noprune=True)
+                if kept is not None:
+                    api.tag(kept.ident, *foreign.tag.rpartition(":")[::2])
+            raise
         existing.write(root, existing.Pin(foreign.reference, foreign.ident))
 
 

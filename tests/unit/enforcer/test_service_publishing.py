@@ -130,3 +130,24 @@ def test_while_the_kernel_cannot_be_written_the_name_keeps_what_is_open(play: Ca
         await eventually(lambda: addresses(world) == [SECOND])
 
     play(acts)
+
+
+def test_an_address_that_so_many_new_ones_displace_leaves_the_hosts_file_before_the_kernel(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        watched = Watched(world)
+        # As many as a name may have open, and none of them is yet: there is no room for the old one.
+        many = tuple(
+            f"93.184.215.{number}"
+            for number in range(1, world.service.names.state.settings.allowed_per_name + 1)
+        )
+        moved(world, *many)
+        await ask(world.client.refresh, None)
+        assert FIRST not in {row[3] for row in world.writer.pins}
+        assert watched.seen[0] == []
+        assert set(addresses(world)) <= set(many)
+
+    play(acts)
