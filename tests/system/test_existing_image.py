@@ -42,6 +42,8 @@ def images(lab: Lab, installed: Box) -> Iterator[Host]:
     internet.reset_names()
     host = Host(installed, internet)
     host.wait_enforcer()
+    # A lab that is kept remembers the images of an earlier run.
+    host.shell("rm -f ~/.local/share/corral/*/image.json")
     project = host.project("source")
     project.corral("build", timeout=500)
     host.shell(
