@@ -158,16 +158,25 @@ def test_run_passes_the_command_and_the_agent_s_exit_code(
     import corral.run
 
     given: list[tuple[str, ...]] = []
+    names: list[str] = []
 
-    def run(invocation: Any, command: Any) -> int:
+    def run(invocation: Any, command: Any, *, name: str) -> int:
         given.append(tuple(command))
+        names.append(name)
         return 42
 
     monkeypatch.setattr(corral.run, "run", run)
     assert main(["run", "--", "sh", "-c", "exit 42", "--", "-x"]) == 42
     assert main(["run", "ls", "-la", "--all"]) == 42
     assert main(["run"]) == 42
-    assert given == [("sh", "-c", "exit 42", "--", "-x"), ("ls", "-la", "--all"), ()]
+    assert main(["run", "--name", "review", "--", "ls", "--name", "x"]) == 42
+    assert given == [
+        ("sh", "-c", "exit 42", "--", "-x"),
+        ("ls", "-la", "--all"),
+        (),
+        ("ls", "--name", "x"),
+    ]
+    assert names == ["", "", "", "review"]
 
 
 def test_verify_prints_lines_and_exits_1_on_a_failure(
@@ -321,7 +330,7 @@ def test_a_full_disk_is_named_although_the_system_names_no_file(
 ) -> None:
     import corral.run
 
-    def full(*_: Any) -> int:
+    def full(*_: Any, **__: Any) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(corral.run, "run", full)
