@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_image.buildlog import BuildLog, Progress
-from agent_image.context import LABEL_INPUTS, digest, exclusive, write_sealed
+from agent_image.context import LABEL_IMAGE, LABEL_INPUTS, digest, exclusive, write_sealed
 from agent_image.spec import ImageSpec
 from policy.errors import EngineError
 
@@ -154,7 +154,7 @@ def _with_cli(
     # The plugin by its own name: where it is not the default, `docker build` does not know --load, without
     # which a builder in a container keeps the image to itself.
     argv = ["docker", "buildx", "build", "--load", "--progress", "plain"]
-    argv += ["--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}"]
+    argv += ["--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}", "--label", f"{LABEL_IMAGE}={tag}"]
     for name in sorted(arguments):
         argv += ["--build-arg", name]
     code = runner.run((*argv, str(directory)), {**environ, **arguments}, record.line)
@@ -176,7 +176,7 @@ def _with_api(
             forcerm=True,
             pull=False,
             buildargs=dict(arguments),
-            labels={LABEL_INPUTS: inputs},
+            labels={LABEL_INPUTS: inputs, LABEL_IMAGE: tag},
             decode=True,
         )
         for message in messages:

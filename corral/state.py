@@ -72,6 +72,15 @@ def remember_project(paths: StatePaths, project: Path) -> None:
         raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
 
 
+def project_of(paths: StatePaths) -> Path:
+    """Return the directory that a sandbox belongs to.
+
+    Raises:
+        OSError: it was not noted, or cannot be read.
+    """
+    return Path(os.fsdecode((paths.root / PROJECT).read_bytes()))
+
+
 def sandboxes_of(data: Path, project: Path) -> list[str]:
     """Return the ids of the sandboxes of a project directory that have state on this host, sorted.
 

@@ -1,0 +1,73 @@
+"""Commands about what sandboxes leave and use on this host; ``app`` is the command line with them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from corral.commands import Json, _ask, _finish, _print, _say
+from corral.namecommands import app
+from corral.oserrors import naming
+
+__all__ = ["app"]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command()
+def prune(
+    running: Annotated[
+        bool, typer.Option("--running", help="End all your sessions that run, and remove them too.")
+    ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Remove images that no policy makes any more, too.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what ended sandboxes left: containers, relays, networks, files of sessions. State stays.
+
+    What runs stays, and so does what is not yours. It takes eight seconds at most; exit 1 when something
+    could not be removed.
+
+    \b
+    Examples:
+      corral prune --dry-run
+      corral prune --images
+    """
+
+    def action() -> int:
+        from corral import __version__, pruned
+        from corral import prune as on
+        from corral.context import current_user
+        from corral.engine import connect
+        from enforcer.client import Client, socket_path
+        from policy import versions
+        from policy.identity import data_home
+
+        user = current_user(os.environ)
+        data = data_home(user.home, dict(user.environ))
+        versions.check_state(data, __version__)
+        asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+        with naming(data):
+            found = on.prune(
+                user,
+                data,
+                connect,
+                Client(socket_path(user.environ), timeout=2),
+                running=running,
+                images=images,
+                dry_run=dry_run,
+                tell=_say if as_json else _print,
+                ask=_ask if asks else None,
+            )
+        text = pruned.as_json(found) if as_json else pruned.render(found)
+        if text:
+            _print(text)
+        return int(bool(found.left))
+
+    _finish(action)
