@@ -329,7 +329,7 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
     """Leave the container for who wants to look at it; what it could reach goes."""
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(made.ident)
-    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    invocation.console.tell(f"kept: {made.name} (corral inspect, corral logs); corral down removes it")
     return []
 
 

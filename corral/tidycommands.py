@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from corral.commands import Json, _ask, _finish, _print, _say
+from corral.commands import Json, _ask, _finish, _invocation, _print, _say
 from corral.namecommands import app
 from corral.oserrors import naming
 
@@ -69,5 +69,42 @@ def prune(
         if text:
             _print(text)
         return int(bool(found.left))
+
+    _finish(action)
+
+
+@app.command()
+def inspect(
+    session: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SESSION]", help="Its id or name; default: the last one here.", show_default=False
+        ),
+    ] = None,
+    lines: Annotated[int, typer.Option("--tail", min=0, help="How many of its last lines.")] = 20,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(
+            "--sandbox", metavar="ID", help="Of this sandbox, from whatever directory.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a session was started with, how it ended, and its last lines; keep: true lets it stay.
+
+    Values of its environment are not shown, and secrets of the policy's env_file are replaced.
+    Example: corral inspect review --json
+    """
+
+    def action() -> None:
+        import json
+
+        from corral import inspection as on
+        from corral import joining
+
+        invocation = _invocation()
+        found = joining.choose(invocation, session, sandbox, "inspect", running=False)
+        body = on.inspect(invocation, found, lines)
+        _print(json.dumps(body, indent=2) if as_json else on.render(body))
 
     _finish(action)
