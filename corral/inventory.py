@@ -114,7 +114,7 @@ def images(api: APIClient) -> tuple[Image, ...]:
         ]
     found = {str(row["Id"]): row for row in rows}
     return tuple(
-        Image(ident, _tags(row), str((row.get("Labels") or {}).get(LABEL_IMAGE, "")))
+        Image(ident, tags_of(row), str((row.get("Labels") or {}).get(LABEL_IMAGE, "")))
         for ident, row in found.items()
     )
 
@@ -141,7 +141,8 @@ def _uid(labels: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _tags(row: Mapping[str, Any]) -> tuple[str, ...]:
+def tags_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a list entry."""
     return tuple(str(tag) for tag in row.get("RepoTags") or () if tag != "<none>:<none>")
 
 

@@ -108,3 +108,21 @@ def inspect(
         _print(json.dumps(body, indent=2) if as_json else on.render(body))
 
     _finish(action)
+
+
+@app.command()
+def df(as_json: Json = False) -> None:
+    """Show what your sandboxes take on the disk: images, state, workspaces, sessions, build files, logs."""
+
+    def action() -> None:
+        from corral import usage as on
+        from corral.context import current_user
+        from corral.engine import connect
+        from policy.identity import data_home
+
+        user = current_user(os.environ)
+        data = data_home(user.home, dict(user.environ))
+        found = on.report(user, data, lambda: connect(user.environ))
+        _print(on.as_json(found) if as_json else on.render(found))
+
+    _finish(action)
