@@ -126,3 +126,43 @@ def df(as_json: Json = False) -> None:
         _print(on.as_json(found) if as_json else on.render(found))
 
     _finish(action)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")],
+) -> None:
+    """Print what makes a shell complete corral's commands, options, sessions, sandboxes and hosts.
+
+    \b
+    Examples:
+      corral completion bash >~/.local/share/bash-completion/completions/corral
+      corral completion zsh >~/.zfunc/_corral
+      corral completion fish >~/.config/fish/completions/corral.fish
+    """
+
+    def action() -> None:
+        from corral.completion import SCRIPTS, SHELLS
+        from policy.errors import PolicyError
+
+        if shell not in SCRIPTS:
+            raise PolicyError(f"{shell[:80]!r} is no shell that corral knows", f"one of {', '.join(SHELLS)}")
+        _print(SCRIPTS[shell].rstrip("\n"))
+
+    _finish(action)
+
+
+@app.command(hidden=True)
+def complete(shell: str, position: int, words: list[str]) -> None:
+    """Print what the word at a position could become, for a shell's script."""
+
+    def action() -> None:
+        from corral.completing import lookup
+        from corral.completion import candidates, told
+
+        root = typer.main.get_command(app)
+        text = told(candidates(root, words[: position + 1], lookup), shell)
+        if text:
+            _print(text)
+
+    _finish(action)
