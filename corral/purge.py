@@ -56,7 +56,9 @@ def purge(
     tell(report(down(invocation, given)))
     for sandbox in sandboxes:
         _disable(invocation, sandbox)
-    removed = [name for sandbox in sandboxes for name in _images(invocation, sandbox, tell)]
+    # An id that is given may be another user's: that one's images have no state here.
+    mine = there if given is not None else sandboxes
+    removed = [name for sandbox in mine for name in _images(invocation, sandbox, tell)]
     for sandbox in there:
         removed.append(str(_state(invocation.data / sandbox.id, clock, sleep)))
     return removed

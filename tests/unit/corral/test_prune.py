@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral import network, process, state, trees
+from corral import engine, network, process, state, trees
 from corral import prune as on
 from corral.context import Invocation
 from corral.leftovers import Container, Directory, Found, Image, Network, decide
@@ -369,6 +371,19 @@ def test_without_docker_nothing_is_done_and_that_is_said(invocation: Invocation)
     assert render(outcome) == "nothing was done: Docker is not running"
     with pytest.raises(EngineError):
         prune(invocation.user, invocation.data, forbidden, FakeEnforcer(), tell=print)  # type: ignore[arg-type]
+
+
+def test_a_docker_that_does_not_answer_is_not_waited_for(
+    invocation: Invocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on, "ANSWER", 1.0)
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        user = replace(invocation.user, environ={**invocation.user.environ, "DOCKER_HOST": f"unix://{path}"})
+        outcome = prune(user, invocation.data, engine.connect, FakeEnforcer(), tell=print)  # type: ignore[arg-type]
+    assert outcome.docker is not None and "does not answer" in outcome.docker
 
 
 def test_a_dry_run_says_what_a_run_removes_and_removes_nothing(

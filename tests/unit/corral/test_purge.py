@@ -98,6 +98,14 @@ def test_state_that_a_command_works_with_stays(invocation: Invocation, root: Pat
     assert root.is_dir()
 
 
+def test_images_of_another_users_sandbox_stay(
+    invocation: Invocation, root: Path, docker_engine: FakeDocker
+) -> None:
+    images(docker_engine, "corral/hers-0a0b0c0e:latest")
+    assert purge(invocation, "hers-0a0b0c0e", ask=None, tell=print) == []
+    assert docker_engine.images_by_id and root.is_dir()
+
+
 def test_a_sandbox_goes_by_its_id_from_anywhere(
     invocation: Invocation, root: Path, tmp_path: Path, docker_engine: FakeDocker
 ) -> None:
