@@ -11,12 +11,13 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from corral import checks, engine, held, network, protect, relay, rootless, secretchannel, state
+from corral import checks, engine, held, network, opened, protect, relay, rootless, secretchannel, state
 from corral.build import ensure_image
 from corral.context import Invocation
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.container import Limits, SessionSpec, create_body
+from policy.declaration import OPEN
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.secrets import read_env_file
@@ -97,6 +98,7 @@ def prepare(invocation: Invocation) -> Prepared:
     """
     refuse_root(invocation.user)
     loaded, console = invocation.approved, invocation.console
+    opened.warn(loaded, console.warn, rootless=invocation.user.rootless)
     secrets = read_secrets(loaded, invocation.user.uid)
     invocation.check_enforcer()
     built = ensure_image(invocation)
@@ -151,8 +153,17 @@ def resolvers(invocation: Invocation) -> list[str]:
 
 def outside(invocation: Invocation) -> Outside:
     """Return what a session must find closed; the probe is asked for names when no resolver is outside."""
-    probe = checks.probe_address(invocation.config.permit_ranges)
-    return Outside(probe, checks.PROBE_PORT, next(iter(resolvers(invocation)), probe))
+    probe = probe_address(invocation)
+    resolver = next(iter(resolvers(invocation)), probe)
+    closed = checks.CLOSED if invocation.loaded.declaration.mode == OPEN else ()
+    return Outside(probe, checks.PROBE_PORT, resolver, closed=closed)
+
+
+def probe_address(invocation: Invocation) -> str:
+    """Return an address that is closed to this sandbox whatever its policy says."""
+    if invocation.loaded.declaration.mode == OPEN:
+        return checks.METADATA
+    return checks.probe_address(invocation.config.permit_ranges)
 
 
 @contextlib.contextmanager
@@ -188,6 +199,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     secrets=bool(secrets),
                     image=prepared.image,
                     address=str(address),
+                    gateway=str(prepared.plan.gateway),
                     start=invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),

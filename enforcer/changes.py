@@ -67,6 +67,7 @@ class Changes:
             raise EnforcerError(f"a time of {seconds} s", f"at most {LONGEST / 86400:.0f} days")
         async with self._one:
             sessions = self._sessions(sandbox)
+            _refuse_open(sessions)
             until = None if seconds is None else self._clock() + seconds
             before = {session.container: session.overrides for session in sessions}
             try:
@@ -99,6 +100,7 @@ class Changes:
         """
         name = _name(host, force=True)
         async with self._one:
+            _refuse_open(self._sessions(sandbox))
             sessions = [s for s in self._sessions(sandbox) if any(own.host == name for own in s.names)]
             if not sessions:
                 raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
@@ -170,6 +172,7 @@ class Changes:
                 tuple(entry for entry in held.pins if entry.src == session.address),
                 tuple(entry for entry in held.host if entry.src == session.address),
                 hostsfile.read(session.hosts_file),
+                any(row.src == session.address for row in held.open),
             )
             verdict = verdicts.judge(sight, state, host, port)
             rows.append(
@@ -250,6 +253,14 @@ class Changes:
             {**_session(session), "addresses": list(published.get(session.container, {}).get(name, ()))}
             for session in sessions
         ]
+
+
+def _refuse_open(sessions: Iterable[Session]) -> None:
+    if any(session.open for session in sessions):
+        raise EnforcerError(
+            "egress.mode is open: it reaches all public addresses, and there is no list of names to change",
+            "set egress.mode: allowlist, and run it again",
+        )
 
 
 def _back(old: Overrides, session: Session) -> Overrides:

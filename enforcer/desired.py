@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from enforcer import hostsfile, pins
+from enforcer.opendns import Place
 from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
+from policy.container import RESOLVER_PORT
 
 Row = tuple[str, str, int, str]
 
@@ -20,11 +22,15 @@ _ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment."""
+    """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment.
+
+    ``open``: the sources that may reach all public addresses, and their comments.
+    """
 
     sandboxes: tuple[Network, ...]
     pins: Mapping[Row, str]
     host: Mapping[Row, str]
+    open: Mapping[str, str] = field(default_factory=dict)
 
     def sandbox_rows(self) -> list[dict[str, str]]:
         """Return the bridges as the writer takes them."""
@@ -52,6 +58,7 @@ def desired(
     """
     pin_rows: dict[Row, str] = {}
     host_rows: dict[Row, str] = {}
+    open_rows: dict[str, str] = {}
     for session in sessions:
         if session.problems or session.network is None:
             continue
@@ -62,13 +69,28 @@ def desired(
         for service in session.declaration.host_services:
             row = (session.address, "tcp", service.port, str(session.network.gateway))
             host_rows[row] = comment(session, service.name)
+        if session.open:
+            open_rows[session.address] = comment(session, "open")
+            for proto in ("tcp", "udp"):
+                row = (session.address, proto, RESOLVER_PORT, str(session.network.gateway))
+                host_rows[row] = comment(session, "dns")
     count = Counter(row[0] for row in pin_rows)
     for row, text in kept:
         if row not in pin_rows and count[row[0]] < PER_SOURCE:
             pin_rows[row] = text
             count[row[0]] += 1
     # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
-    return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows)
+    boxes = tuple(sorted(networks, key=lambda net: net.bridge))
+    return Ruleset(boxes, pin_rows, host_rows, open_rows)
+
+
+def resolvers(sessions: Iterable[Session]) -> list[Place]:
+    """Return where DNS of open sessions is answered, one place for each bridge."""
+    sources: dict[Network, set[str]] = {}
+    for session in sessions:
+        if session.open and session.network is not None:
+            sources.setdefault(session.network, set()).add(session.address)
+    return [Place(net.bridge, str(net.gateway), frozenset(found)) for net, found in sources.items()]
 
 
 def keep(

@@ -25,11 +25,13 @@ from enforcer.engine import DockerEngine, Engine
 from enforcer.host import notify, watch_network
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
+from enforcer.opendns import OpenDns
 from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
 from enforcer.sessions import Network, Owner, Session
 from enforcer.tracker import Tracker
+from enforcer.vetting import Verdict
 from enforcer.watch import Watcher
 from enforcer.writerclient import Held, WriterClient
 from policy.errors import EnforcerError, NotReadyError
@@ -37,9 +39,6 @@ from policy.errors import EnforcerError, NotReadyError
 log = logging.getLogger("corral.enforcer")
 
 RETRY = 0.5  # seconds
-ALIVE = frozenset({"created", "running", "paused", "restarting"})
-GONE_EVENTS = frozenset({"die", "destroy"})
-LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpause"})
 
 
 def boot_clock() -> float:
@@ -94,6 +93,13 @@ class Service:
         self.metrics = Metrics(refreshes=self.names.refreshes)
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
+        self.opendns = OpenDns(
+            self.names.ask,
+            self._judge,
+            clock,
+            self.denials.answered,
+            self.denials.book.note,
+        )
         self._loop: asyncio.AbstractEventLoop
 
     # -- life
@@ -113,6 +119,7 @@ class Service:
             notify("STOPPING=1")
             watcher.stop()
             unwatch()
+            self.opendns.close()
             for task in list(self._tasks):
                 task.cancel()
             api.close()
@@ -179,6 +186,9 @@ class Service:
         if before is None or self.held is not before:
             return
         self._note_problems(before, found)
+        if {row.src for row in before.open} != {row.src for row in found.open}:
+            self.metrics.drift["open"] += 1
+            self._dirty.set()
         for part, then, now in (("pins", before.pins, found.pins), ("host", before.host, found.host)):
             differing = {(e.src, e.proto, e.port, e.dst) for e in then} ^ {
                 (e.src, e.proto, e.port, e.dst) for e in now
@@ -240,7 +250,10 @@ class Service:
             rules.sandbox_rows(),
             [[*row, text] for row, text in rules.pins.items()],
             [[*row, text] for row, text in rules.host.items()],
+            [[source, text] for source, text in rules.open.items()],
         )
+        await self.opendns.follow(desired.resolvers(sessions))
+        self._note_resolvers()
         for text in self.held.refused:
             log.warning("writer: %s", text)
         if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
@@ -253,6 +266,7 @@ class Service:
             for session in sessions
             if session.container in published
             and {row for row in rules.host if row[0] == session.address} <= host_rows
+            and self._is_open(session)
         )
         self._renew_used(previous, self.held)
         self._note_problems(previous, self.held)
@@ -260,6 +274,23 @@ class Service:
             self._dirty.set()
         self.applied = generation
         self.names.save()
+
+    def _judge(self, address: str) -> Verdict:
+        return self.names.state.vetting.check(address)
+
+    def _is_open(self, session: Session) -> bool:
+        if not session.open or session.network is None or self.held is None:
+            return True
+        opened = any(row.src == session.address for row in self.held.open)
+        return opened and self.opendns.serves(session.network.bridge)
+
+    def _note_resolvers(self) -> None:
+        known, text = self.errors.pop("dns", ""), "; ".join(self.opendns.problems.values())
+        if text:
+            self.errors["dns"] = text
+            self._retry()
+        if text not in ("", known):
+            log.error("%s", text)
 
     def _world(self) -> tuple[list[Session], list[Network], pins.State]:
         return list(self.tracker.sessions.values()), list(self.tracker.networks.values()), self.names.state

@@ -33,6 +33,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """A source that may reach all public addresses; see ``Entry``."""
+
+    src: str
+    timeout: int
+    packets: int
+    comment: str
+
+
+@dataclass(frozen=True)
 class Held:
     """What the writer read back: elements, denied packets per source, problems and refusals as text.
 
@@ -46,6 +56,7 @@ class Held:
     problems: tuple[tuple[str, str], ...]
     refused: tuple[str, ...]
     driver: str = ""
+    open: tuple[Opened, ...] = ()
 
 
 class WriterClient:
@@ -117,14 +128,19 @@ class WriterClient:
         return self._ask(HELLO)
 
     def apply(
-        self, sandboxes: list[dict[str, str]], pins: list[list[object]], host: list[list[object]]
+        self,
+        sandboxes: list[dict[str, str]],
+        pins: list[list[object]],
+        host: list[list[object]],
+        opened: list[list[object]] | None = None,
     ) -> Held:
         """Make the full desired state of this user true.
 
         Raises:
             EnforcerError: the writer cannot be asked or refused the whole request.
         """
-        return _held(self._ask({"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host}))
+        body = {"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host, "open": opened or []}
+        return _held(self._ask(body))
 
     def denied(self, epoch: str, after: int, sources: Collection[str], tallies: bool) -> Mapping[str, Any]:
         """Return what the fence refused to this user's sandboxes; see the writer's ``Writer.denied``.
@@ -152,4 +168,5 @@ def _held(answer: dict[str, Any]) -> Held:
         problems=tuple((str(part), str(text)) for part, text in answer["problems"]),
         refused=tuple(str(text) for text in answer["refused"]),
         driver=str(answer.get("driver", "")),
+        open=tuple(Opened(*row) for row in answer.get("open", ())),
     )

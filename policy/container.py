@@ -19,6 +19,7 @@ from policy.declaration import (
     LABEL_SERVICE,
     LABEL_SESSION,
     LABEL_UID,
+    OPEN,
     SCHEMA,
     Declaration,
 )
@@ -31,6 +32,8 @@ HOSTS_TARGET = "/etc/hosts"
 WORKSPACE = "/workspace"
 DEAD_RESOLVER = "127.0.0.1"
 HOST_ALIAS = "corral-host"
+# Of the gateway, where an open sandbox's questions for names end up; the kernel's rules say the same.
+RESOLVER_PORT = 10053
 PIDS_LIMIT = 4096
 NOFILE = 16384
 SHM_SIZE = 64 << 20
@@ -95,6 +98,7 @@ class SessionSpec:
     ``env`` maps names to values (secrets included: they go into the API's body, never into argv).
     ``hosts_file`` is the absolute path of the published hosts file on the host.
     ``ipv6`` says whether the kernel has IPv6 (/proc/sys/net/ipv6 exists).
+    ``gateway`` is the host's address on the sandbox's network; only an open one is told of it.
     ``rootless`` says that the engine is the user's own: ``uid`` and ``gid`` are still those on the host.
     """
 
@@ -118,6 +122,7 @@ class SessionSpec:
     ipv6: bool = True
     limits: Limits = Limits()
     entrypoint: tuple[str, ...] = (ENTRYPOINT,)
+    gateway: str = ""
     rootless: bool = False
 
     @property
@@ -164,7 +169,8 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "Sysctls": dict(IPV6_OFF) if spec.ipv6 else {},
         # Dead inside the container's namespace: answered in a millisecond, nothing on the wire. Without it
         # dockerd asks the host's resolver from the host's namespace, where no rule knows whose query it is.
-        "Dns": [DEAD_RESOLVER],
+        # The gateway is asked from the container's, and only its service answers there.
+        "Dns": [spec.gateway if spec.declaration.mode == OPEN and spec.gateway else DEAD_RESOLVER],
         "DnsSearch": ["."],
         "DnsOptions": [],
         "Mounts": [mount.body() for mount in mounts],

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from policy import profiles
 from policy.container import WORKSPACE, Mount
-from policy.declaration import Declaration
+from policy.declaration import OPEN, Declaration
 from policy.errors import PolicyError
 from policy.explain import explain, known_keys, shown_text
 from policy.hostclient import HostFiles, RealFiles, suite_of
@@ -266,6 +266,7 @@ class _Reading:
             self.problems += [explain(self.document, entry) for entry in error.errors(include_url=False)]
         # The rest looks at the plain tree, so that it has its say although something else is wrong.
         self.check_profile(tree)
+        self.check_open(tree)
         self.check_mounts(tree)
         self.check_env_file(tree)
         self.check_certificates(tree)
@@ -306,6 +307,16 @@ class _Reading:
             for entry in error.errors(include_url=False):
                 problem = explain(self.document, entry, ("profile_options", name), profile.options)
                 self.problems.append(problem)
+
+    def check_open(self, tree: Mapping[str, Any]) -> None:
+        """Names say nothing in an open sandbox, and a list that limits nothing must not look as if it did."""
+        egress = tree.get("egress")
+        if not isinstance(egress, dict) or egress.get("mode") != OPEN:
+            return
+        for key in ("allow", "from_host", "allow_stale"):
+            if egress.get(key):
+                what = "egress.mode is open: all public addresses are reachable, whatever names have them"
+                self.add(("egress", key), what, "remove it, or use egress.mode: allowlist")
 
     def check_mounts(self, tree: Mapping[str, Any]) -> None:
         run_mode = tree.get("mode", "run") != "daemon"

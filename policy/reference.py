@@ -30,7 +30,9 @@ MEANING: Mapping[str, str] = {
     "mounts.ro": "the same, read-only",
     "mounts.project": "`ro`: the project is read-only, and the agent writes in `/workspace`, which stays",
     "egress": "what may be reached beyond the sandbox",
-    "egress.mode": "`allowlist`. Not available yet: `proxy`, `open`, `none`, `host`",
+    "egress.mode": (
+        "`allowlist`; `open`: all public addresses, see below. Not available yet: `proxy`, `none`, `host`"
+    ),
     "egress.allow": "names, see below. No addresses, ranges, URLs, ports in the name, single labels",
     "egress.allow[].host": "a domain name; the short form of an entry is this alone",
     "egress.allow[].ports": "default 443",

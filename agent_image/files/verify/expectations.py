@@ -28,6 +28,7 @@ OPTIONAL = frozenset(
         "outside_name",
         "resolvers",
         "profile",
+        "closed",
     }
 )
 
@@ -51,6 +52,7 @@ class Expectations:
     env_file: path of the file of secrets on the host, or null.
     outside_name: a name that exists outside and is not allowed.
     resolvers: addresses that do answer DNS to the host, so that their silence means something.
+    closed: addresses that are closed although all public ones are open, or null where they are not.
     profile: the harness's own checks, [{"kind", "target"}]; here pairs.
 
     Raises:
@@ -83,6 +85,9 @@ class Expectations:
         self.outside_name = str(body.get("outside_name", OUTSIDE_NAME))
         self.resolvers = [str(address) for address in body.get("resolvers", [])]
         self.profile = [(str(check["kind"]), clean(check["target"])) for check in body.get("profile", [])]
+
+        closed = body.get("closed")
+        self.closed = None if closed is None else [str(address) for address in closed]
 
     @property
     def mounts(self) -> list[str]:

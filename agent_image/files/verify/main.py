@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import files, identity, limits, mounting, mounts, ownership, reach
+from . import files, identity, limits, mounting, mounts, opened, ownership, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -60,8 +60,7 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         *((f"state-writable:{path}", files.state_writable(path)) for path in expected.state),
         ("limits", limits.limits),
         ("unlisted-host-blocked", reach.unlisted_host_blocked),
-        ("dns-closed", reach.dns_closed),
-        ("embedded-dns-closed", reach.embedded_dns_closed),
+        *_dns(expected),
         ("ipv6-disabled", reach.ipv6_disabled),
         ("no-ipv6-address", reach.no_ipv6_address),
         *((f"pinned-name:{name}", reach.pinned_name(name)) for name in sorted(expected.names)),
@@ -72,6 +71,17 @@ def checks(expected: Expectations) -> list[tuple[str, Check]]:
         ),
     ]
     return list(dict(listed).items())
+
+
+def _dns(expected: Expectations) -> list[tuple[str, Check]]:
+    if expected.closed is None:
+        return [("dns-closed", reach.dns_closed), ("embedded-dns-closed", reach.embedded_dns_closed)]
+    return [
+        *((f"closed-address:{address}", opened.closed_address(address)) for address in expected.closed),
+        ("host-closed", opened.host_closed),
+        ("dns-outside-closed", opened.dns_outside_closed),
+        ("public-name", opened.public_name),
+    ]
 
 
 def profile_check(kind: str, target: str) -> Check:

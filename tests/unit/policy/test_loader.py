@@ -169,8 +169,12 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ),
         ("profile: opencode\nzzz: 1\n", "zzz: unknown key; known keys: profile, name, mode"),
         (
-            "profile: opencode\negress: {mode: open}\n",
-            "egress.mode: this egress mode is not available yet (open)",
+            "profile: opencode\negress: {mode: proxy}\n",
+            "egress.mode: this egress mode is not available yet (proxy)",
+        ),
+        (
+            "profile: opencode\negress: {mode: open, allow: [api.example.com]}\n",
+            "egress.allow: egress.mode is open: all public addresses are reachable",
         ),
         (
             "profile: opencode\negress: {mode: bridge}\n",
