@@ -23,10 +23,7 @@ EMPTY: frozenset[str] = frozenset()
 
 
 def steps(hold: str, standing: bool) -> list[tuple[str, str]]:
-    chains = {
-        chain.name: (f"{chain.hook} {chain.priority}", *(rule.tag for rule in chain.rules))
-        for chain in SKELETON.backstop
-    }
+    chains = {chain.name: chain.shape for chain in SKELETON.backstop}
     seen = Observed({}, chains if standing else None, hold=hold)
     found = plan(SKELETON, seen, (EMPTY, frozenset())).steps
     return [(step.kind, step.text) for step in found if step.part in ("backstop", "hold")]
