@@ -107,11 +107,11 @@ class Changes:
         name = _name(host, force=True)
         async with self._one:
             known = self._tracker.known(sandbox)
-            _refuse_open(known)
             sessions = [s for s in known if any(own.host == name for own in s.names)]
             if not known:
                 raise EnforcerError(f"no session of {sandbox} is running", "corral run starts one")
             if not sessions:
+                _refuse_open(known)
                 raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
             failed = self._override_all(
                 {s.container: partial(Overrides.deny, host=name, declaration=s.declaration) for s in sessions}
@@ -122,6 +122,7 @@ class Changes:
                 failed.append(error.message)
             if failed:
                 raise EnforcerError("\n".join(failed), LOG)
+            _refuse_open(known)
             return {"host": name, "sessions": [_session(session) for session in sessions]}
 
     def _override_all(self, changes: Mapping[str, Callable[[Overrides], Overrides]]) -> list[str]:

@@ -168,17 +168,25 @@ class World:
             return Answer(name, self.answers[name], 300, service_module.boot_clock())
         return Failure(name, "nxdomain", f"{name} does not exist")
 
-    def container(self, ident: str, session: str, address: str = "172.16.0.2", **host_config: Any) -> None:
+    def container(
+        self,
+        ident: str,
+        session: str,
+        address: str = "172.16.0.2",
+        declaration: Declaration = DECLARATION,
+        **host_config: Any,
+    ) -> None:
         hosts = StatePaths(self.data / SANDBOX.id).hosts(session)
         hosts.parent.mkdir(parents=True)
         spec = SessionSpec(
             sandbox=SANDBOX, service="main", session=session, purpose="run", uid=UID, gid=UID, image="x",
-            address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=DECLARATION,
+            address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=declaration,
+            gateway=GATEWAY,
         )  # fmt: skip
         body = create_body(spec)
         from enforcer.hostsfile import create, render
 
-        create(hosts, render("main", address, GATEWAY, [name.host for name in DECLARATION.names]))
+        create(hosts, render("main", address, GATEWAY, [name.host for name in declaration.names]))
         self.engine.inspects[ident] = {
             "Id": ident,
             "Name": f"/{spec.container}",
