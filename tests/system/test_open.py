@@ -27,7 +27,7 @@ print(urllib.request.urlopen("https://{NAME}/", timeout=10, context=told).status
 """
 NODE = f"""
 process.env.NODE_TLS_REJECT_UNAUTHORIZED = "0";
-require("https").get("https://{NAME}/", r => console.log(r.statusCode)).on("error", e => {{ console.log(e.code); process.exit(1) }})
+require("https").get("https://{NAME}/", r => {{ console.log(r.statusCode); process.exit(0) }}).on("error", e => {{ console.log(e.code); process.exit(1) }})
 """
 NODE_FROM_WHEEL = """
 pipx runpip corral install -q --require-hashes --only-binary :all: --no-deps --target client -r client.txt
@@ -145,7 +145,7 @@ def test_what_follows_an_open_session_at_its_address_has_a_list(host: Host) -> N
     host.internet.reset_counters()
     for _ in range(3):
         assert int(project.inside("python3", "-c", FLOOD, public, "0.2").stdout) > 1000
-    assert host.internet.packets(public) == 0
+    assert host.internet.packets(public) == 0, host.internet.all_packets()
     project.policy(POLICY)
     project.inside("python3", "-c", FLOOD, public, "0.2")
     assert host.internet.packets(public, "udp") > 100
@@ -177,7 +177,8 @@ def test_a_dead_enforcer_opens_nothing_more_and_names_work_again_after_it(host: 
         host.wait_enforcer()
     resolve = ["docker", "exec", container, "getent", "ahostsv4", NAME]
     assert flood.wait(30) == 0
-    assert host.internet.packets(public, "udp", 9) > 1000
+    # New flows of one source are limited, and a flood that nobody answers is one of those.
+    assert host.internet.packets(public, "udp", 9) > 100
     assert {key: n for key, n in host.internet.all_packets().items() if key[1] in CLOSED} == {}
     for address in CLOSED:
         host.control(address)
