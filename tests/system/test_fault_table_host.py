@@ -294,7 +294,10 @@ def test_ports_that_other_containers_publish_are_closed_to_a_sandbox(host: Host,
             )
             codes = project.inside("sh", "-c", script).stdout.split()
             # Refused, each of them: 28 would be a timeout.
-            assert codes == ["7"] * (len(targets) + 1)
+            assert codes[:-1] == ["7"] * len(targets)
+            # Engines since 28 let no packet to a container's own address in from another bridge, before any of our rules.
+            dropped = host.root("iptables", "-t", "raw", "-S", "PREROUTING").stdout
+            assert codes[-1] == ("28" if f"-d {inner}/32" in dropped else "7")
             assert host.plain(*curl, f"http://{inner}/").returncode == 0
         finally:
             host.box.run(["docker", "rm", "-f", ident])

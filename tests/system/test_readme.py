@@ -16,7 +16,7 @@ from policy import profiles
 from tests.lab import Box, Internet, Lab
 from tests.lab.product import PROJECT
 
-from .host import CONFIG, EVERY_ENGINE, install
+from .host import CONFIG, install
 
 CLONE = "corral"
 ALLOWED = "allowed1.corral.example"
@@ -110,7 +110,10 @@ def fresh(lab: Lab, installed: Box, internet: Internet) -> Iterator[Box]:
         install(lab)
 
 
-@EVERY_ENGINE
+@pytest.mark.engine(
+    *("trixie", "sid", "bookworm", "trixie-own", "rootless"),
+    reason="Docker on the legacy tables needs python-iptables too, which is in docs/engines.md and not in README",
+)
 def test_the_readme_typed_literally_from_the_clone_to_the_agent_s_screen(
     fresh: Box, internet: Internet
 ) -> None:
@@ -129,7 +132,8 @@ def test_the_readme_typed_literally_from_the_clone_to_the_agent_s_screen(
         # An agent's program that is left with Ctrl-C has its own idea of an exit code.
         assert row["code"] == 0 or row["line"].startswith("corral run"), row
     # With an engine of the user's own "you need neither".
-    assert ("sudo" in said["corral install"]["shown"]) is not fresh.engine.rootless
+    how = "done, without root" if fresh.engine.rootless else "corral install will do this with sudo"
+    assert how in said["corral install"]["shown"]
     assert "allow that?" in said["corral build"]["shown"]
     assert f"+ reach {ALLOWED}:443" in said["corral build"]["shown"]
     assert re.search(r"\b0 failed", said["corral verify"]["shown"])
