@@ -72,6 +72,8 @@ class _Made:
     ident: str = ""
     keep: bool = False
     left: bool = False
+    # The lock that says, until we end, that somebody looks after it; see policy.holding.
+    lock: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def prepare(invocation: Invocation) -> Prepared:
     if fenced:
         invocation.check_enforcer()
     _runtime(invocation)
+    # From here on, what is made for it is not idle although no container uses it yet.
+    invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
     state.prepare(invocation.paths, loaded.profile)
@@ -230,6 +234,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     with _undone(invocation, made):
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
+        made.lock = state.hold_session(paths, request.session, keep=keep)
         note = sessions.Note(request.name, revision(loaded).sha256, prepared.image)
         sessions.write_note(paths, request.session, note)
         secrets = delivered(loaded, prepared.secrets)
@@ -318,6 +323,8 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
     finally:
         with signals_held():
             problems = _end(invocation, made, failed=failed)
+            if made.lock is not None:
+                os.close(made.lock)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
@@ -326,6 +333,7 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
 
 def _end(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
     if made.left and not failed:
+        state.mark_left(invocation.paths, made.session)
         return []
     return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
 
@@ -334,7 +342,7 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
     """Leave the container for who wants to look at it; what it could reach goes."""
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(made.ident)
-    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    invocation.console.tell(f"kept: {made.name} (corral inspect, corral logs); corral down removes it")
     return []
 
 

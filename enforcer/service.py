@@ -24,6 +24,7 @@ from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
 from enforcer.host import notify, watch_network
+from enforcer.leftovers import Leftovers
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
 from enforcer.openside import OpenSide
@@ -96,6 +97,13 @@ class Service:
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
         names = self.names  # its state is another one after each event
         self.open = OpenSide(names.ask, lambda text: names.state.vetting.check(text), clock, self.denials)  # noqa: PLW0108
+        self._leftovers = Leftovers(
+            lambda: self.tracker.engine,
+            owner.uid,
+            owner.data_home,
+            config.timers.reconcile,
+            self.tracker.looked,
+        )
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -109,6 +117,7 @@ class Service:
         """Serve until ``stop`` is set."""
         self.start(asyncio.get_running_loop())
         self._spawn(self.denials.forever())
+        self._spawn(self._leftovers.forever())
         unwatch = watch_network(self._loop, lambda: self._spawn(self.tracker.network_moved()))
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
@@ -147,6 +156,8 @@ class Service:
     def event(self, event: Mapping[str, Any]) -> None:
         """See watch.Watcher."""
         self._post(self.tracker.event(event))
+        if event.get("Action") == "die":
+            self._loop.call_soon_threadsafe(self._leftovers.ended.set)
 
     def lost(self, reason: str) -> None:
         """See watch.Watcher."""

@@ -126,6 +126,14 @@ class FakeEngine:
     def stop(self, ident: str) -> None:
         self.stopped.append(ident)
 
+    def ended(self, uid: int) -> list[str]:
+        assert uid == UID
+        return [i for i, row in self.inspects.items() if row["State"]["Status"] in ("exited", "dead")]
+
+    def remove(self, ident: str) -> None:
+        del self.inspects[ident]
+        self.send("destroy", ident)
+
     def joiners(self) -> list[str]:
         return [
             ident
