@@ -116,7 +116,7 @@ def read_secrets(loaded: LoadedPolicy, uid: int) -> Mapping[str, str]:
     """
     if loaded.env_file is None:
         return {}
-    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.env)
+    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.environment(loaded.options))
 
 
 def prepare(invocation: Invocation) -> Prepared:
@@ -141,7 +141,7 @@ def prepare(invocation: Invocation) -> Prepared:
     invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
-    state.prepare(invocation.paths, loaded.profile)
+    state.prepare(invocation.paths, loaded.profile, loaded.project)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
     foreign = pin.ident if pin is not None else ""

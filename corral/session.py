@@ -116,7 +116,7 @@ def gate_of(loaded: LoadedPolicy, outside: Outside) -> str:
 
 def command(loaded: LoadedPolicy, given: Sequence[str]) -> tuple[str, ...]:
     """Return the argv of ``corral run``: the command after ``--``, else the harness itself."""
-    return tuple(given) or loaded.profile.interactive
+    return tuple(given) or loaded.profile.argv("interactive", loaded.options)
 
 
 def environment(
@@ -163,7 +163,7 @@ def environment(
         own[SECRETS_VARIABLE] = f"{HOME}/{secretchannel.NAME}"
     if loaded.workspace:
         own[WORKSPACE_VARIABLE] = WORKSPACE
-    return {**env, **loaded.profile.env, **own}
+    return {**env, **loaded.profile.environment(loaded.options), **own}
 
 
 def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -173,7 +173,9 @@ def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str
 
 def fixed(loaded: LoadedPolicy) -> frozenset[str]:
     """Return the variables that nobody but the profile and corral sets."""
-    return frozenset({*loaded.profile.env, "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE})
+    return frozenset(
+        {*loaded.profile.environment(loaded.options), "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE}
+    )
 
 
 def _locale(environ: Mapping[str, str]) -> str:
