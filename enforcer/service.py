@@ -23,7 +23,7 @@ from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
-from enforcer.host import notify, watch_network
+from enforcer.host import boot_clock, notify, watch_network
 from enforcer.leftovers import Leftovers
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
@@ -40,11 +40,6 @@ from policy.errors import EnforcerError, NotReadyError
 log = logging.getLogger("corral.enforcer")
 
 RETRY = 0.5  # seconds
-
-
-def boot_clock() -> float:
-    """Return seconds since boot, suspend included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Service:
@@ -98,11 +93,7 @@ class Service:
         names = self.names  # its state is another one after each event
         self.open = OpenSide(names.ask, lambda text: names.state.vetting.check(text), clock, self.denials)  # noqa: PLW0108
         self._leftovers = Leftovers(
-            lambda: self.tracker.engine,
-            owner.uid,
-            owner.data_home,
-            config.timers.reconcile,
-            self.tracker.looked,
+            lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
         )
         self._loop: asyncio.AbstractEventLoop
 

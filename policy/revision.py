@@ -29,6 +29,7 @@ from policy.declaration import OPEN
 from policy.errors import PolicyError
 from policy.limits import default_memory, parse_memory
 from policy.loader import LoadedPolicy
+from policy.schema import DNS_PORTS
 
 SCHEMA = 1
 
@@ -263,7 +264,13 @@ def _covered(grant: Grant, old: Revision) -> bool:
     """Say whether the old revision allowed a grant in other words."""
     if HOST_NETWORK in old.grants:
         return grant[0] in {REACH, SERVICE} or grant == PUBLIC
-    return grant[0] == REACH and PUBLIC in old.grants
+    # A name on a port of DNS, one with more to it than ports, or a pattern is more than all addresses.
+    return PUBLIC in old.grants and grant[0] == REACH and _public(grant[1])
+
+
+def _public(subject: str) -> bool:
+    host, _, port = subject.rpartition(":")
+    return port.isdecimal() and int(port) not in DNS_PORTS and not set(host) & set(" *^{")
 
 
 def _setting_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
