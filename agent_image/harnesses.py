@@ -27,6 +27,8 @@ SCHEMA = 2
 
 _PACKAGE = re.compile(r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?")
+_PYTHON_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc|\.post)[0-9]+)?")
+_MINOR = re.compile(r"3\.[0-9]{1,2}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -125,6 +127,45 @@ def pinned(tarball: NpmTarball, pin: dict[str, str]) -> Artifact:
         version=_matching(_VERSION, pin["version"]),
         sha512=hex_of(pin["integrity"]),
         files=tarball.files,
+    )
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """Python packages, pinned. ``python`` is the only version of Python (major and minor) they are for."""
+
+    package: str
+    version: str
+    python: str
+    requirements: str
+
+
+def wheels(harness: str, lock: dict[str, Any] | None = None) -> Wheels | None:
+    """Return the Python packages of ``harness``; None when it has none.
+
+    Raises:
+        PolicyError: there is no such harness.
+        ValueError: the lock itself is malformed, or does not belong to the profile.
+    """
+    install = install_of(harness)
+    if install is None or not install.python:
+        return None
+    entry = _checked(lock)["pip"][harness]
+    lines = []
+    for pin, hashes in sorted(entry["wheels"].items()):
+        name, _, version = pin.partition("==")
+        # No hash at all would let pip take anything.
+        if not hashes:
+            raise ValueError(f"{LOCK}: {pin} has no hash")
+        told = " ".join(f"--hash=sha256:{_matching(_SHA256, digest)}" for digest in hashes)
+        lines.append(f"{_matching(_PACKAGE, name)}=={_matching(_PYTHON_VERSION, version)} {told}\n")
+    if f"{install.python}=={entry['version']}" not in entry["wheels"]:
+        raise ValueError(f"{LOCK}: {harness} does not match {install.python}")
+    return Wheels(
+        install.python,
+        _matching(_PYTHON_VERSION, entry["version"]),
+        _matching(_MINOR, entry["python"]),
+        "".join(lines),
     )
 
 

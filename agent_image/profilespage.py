@@ -34,6 +34,8 @@ def _next(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _versions(name: str, lock: Mapping[str, Any]) -> str:
+    if name in lock["pip"]:
+        return f"{lock['pip'][name]['version']}, for Python {lock['pip'][name]['python']}"
     pins = lock["npm"].get(name, {})
     told = [f"{platform} {pin['version'].partition('-')[0]}" for platform, pin in sorted(pins.items())]
     return ", ".join(told) or "what your lines bring"

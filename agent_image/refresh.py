@@ -1,7 +1,9 @@
 """``make update-harnesses``: the newest version of each harness, fetched, hashed, looked into, and pinned.
 
-npm and its configuration say where the registry is; nothing of that is written down. A tarball is pinned when
-its hash is the one that the registry claims and it holds what the profile takes out of it.
+npm, pip and their configuration say where the registries are; nothing of that is written down. A tarball is
+pinned when its hash is the one that the registry claims and it holds what the profile takes out of it. Python
+packages are pinned with all they need, as pip resolves them for each platform; pip checks them when they are
+fetched.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import base64
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from policy.profiles import NpmTarball
 
 Npm = Callable[..., str]
 """Runs npm with some words in a directory and returns what it printed."""
+Pip = Callable[[str, str, Sequence[str]], dict[str, Any]]
+"""Asks pip what it would install of a package for a Python and platforms, and returns pip's report."""
 
 
 def npm(runner: Runner, environ: Mapping[str, str], directory: Path) -> Npm:
@@ -105,8 +110,65 @@ def missing(artifact: Artifact, file: Path) -> list[str]:
     ]
 
 
-def refresh(ask: Npm, lock: Mapping[str, Any], directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the lock with the newest versions; what is pinned already in that version is left alone."""
+# pip's words for the platforms that Debian 12 has, by Docker's word.
+TAGS = {
+    "amd64": ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "any"),
+    "arm64": ("manylinux2014_aarch64", "manylinux_2_17_aarch64", "manylinux_2_28_aarch64", "any"),
+}
+
+
+def pip(runner: Runner, environ: Mapping[str, str], directory: Path) -> Pip:
+    """Return a way to ask pip what it would install.
+
+    It raises CorralError when pip fails.
+    """
+
+    def ask(package: str, python: str, tags: Sequence[str]) -> dict[str, Any]:
+        said: list[str] = []
+        report = directory / "report.json"
+        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+        argv += ["--only-binary", ":all:", "--target", str(directory / "unused"), "--report", str(report)]
+        short = python.replace(".", "")
+        argv += ["--python-version", python, "--implementation", "cp"]
+        argv += [word for abi in (f"cp{short}", "abi3", "none") for word in ("--abi", abi)]
+        argv += [word for tag in tags for word in ("--platform", tag)]
+        if runner.run([*argv, package], environ, said.append) != 0:
+            raise CorralError(f"pip found no wheels for {package}: {said[-1] if said else 'it said nothing'}")
+        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return found
+
+    return ask
+
+
+def resolved(ask: Pip, package: str, python: str) -> dict[str, Any]:
+    """Return the entry of the lock for a Python package: one set of versions, the wheels of each platform.
+
+    Raises:
+        CorralError: pip fails, or finds other versions for one platform than for another.
+    """
+    found: dict[str, set[str]] = {}
+    versions: list[set[str]] = []
+    version = ""
+    for tags in TAGS.values():
+        pins = set()
+        for row in ask(package, python, tags)["install"]:
+            name = re.sub(r"[-_.]+", "-", row["metadata"]["name"]).lower()
+            one = f"{name}=={row['metadata']['version']}"
+            version = row["metadata"]["version"] if name == package else version
+            pins.add(one)
+            found.setdefault(one, set()).add(row["download_info"]["archive_info"]["hashes"]["sha256"])
+        versions.append(pins)
+    odd = sorted({pin for pins in versions for pin in pins if any(pin not in other for other in versions)})
+    if odd:
+        raise CorralError(f"{package} needs other packages on one platform than on another: {', '.join(odd)}")
+    wheels = {name: sorted(hashes) for name, hashes in sorted(found.items())}
+    return {"package": package, "version": version, "python": python, "wheels": wheels}
+
+
+def refresh(
+    ask: Npm, resolve: Pip, lock: Mapping[str, Any], directory: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the lock with the newest versions; a tarball that is pinned in its newest is left alone."""
     made: dict[str, dict[str, dict[str, str]]] = {}
     for name in profiles.names():
         install = profiles.get(name).install
@@ -117,7 +179,12 @@ def refresh(ask: Npm, lock: Mapping[str, Any], directory: Path, say: Callable[[s
                 known = pin(ask, tarball, version, directory)
                 say(f"{name} {platform}: {version}")
             made.setdefault(name, {})[platform] = known
-    return {**lock, "npm": made}
+    libraries = {}
+    for name, entry in lock["pip"].items():
+        libraries[name] = resolved(resolve, entry["package"], entry["python"])
+        if libraries[name] != entry:
+            say(f"{name}: {libraries[name]['version']}, {len(libraries[name]['wheels'])} packages")
+    return {**lock, "npm": made, "pip": libraries}
 
 
 def main() -> int:
@@ -126,7 +193,8 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as directory:
             ask = npm(SubprocessRunner(), os.environ, Path(directory))
-            lock = refresh(ask, load_lock(), Path(directory), print)
+            resolve = pip(SubprocessRunner(), os.environ, Path(directory))
+            lock = refresh(ask, resolve, load_lock(), Path(directory), print)
     except CorralError as error:
         print(error.render(), file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from agent_image.foreign import Foreign
-from agent_image.harnesses import artifact, client
+from agent_image.harnesses import artifact, client, wheels
 from policy.errors import PolicyError
 from policy.profiles import BakedFile
 from policy.urls import UrlError, split_http
@@ -101,6 +101,11 @@ class ImageSpec:
         _check_ids(self.uid, self.gid)
         artifact(self.harness, self.architecture, baseline=self.baseline)
         client(self.architecture)
+        if self.foreign is not None and wheels(self.harness) is not None:
+            raise PolicyError(
+                f"{self.harness} cannot be added to an existing image: its packages are for one Python only",
+                "leave image out, or install it in the image and use the profile generic",
+            )
         if len(self.base) > 255 or not _REFERENCE.fullmatch(self.base):
             raise PolicyError(
                 f"{self.base!r} is not the name of an image", "for example: debian:bookworm-slim"

@@ -6,6 +6,7 @@ import difflib
 
 from policy.errors import PolicyError
 from policy.problems import show
+from policy.profiles.aider import AIDER
 from policy.profiles.base import (
     BASELINE,
     PLATFORMS,
@@ -44,8 +45,8 @@ __all__ = [
     "planned",
 ]
 
-_PROFILES = {profile.name: profile for profile in (CLAUDE, CODEX, GEMINI, GENERIC, OPENCODE)}
-_PLANNED = ("hermes", "aider", "goose")
+_PROFILES = {profile.name: profile for profile in (AIDER, CLAUDE, CODEX, GEMINI, GENERIC, OPENCODE)}
+_PLANNED = ("hermes", "goose")
 
 
 def names() -> tuple[str, ...]:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import base64
 import copy
+import re
 from pathlib import Path
 
 import pytest
 
 from agent_image import profilespage
-from agent_image.harnesses import Artifact, artifact, client, hex_of, load_lock, pinned
+from agent_image.harnesses import Artifact, artifact, client, hex_of, load_lock, pinned, wheels
 from policy.errors import EngineError, PolicyError
 from policy.profiles import NpmTarball, get, names
 
@@ -123,3 +124,32 @@ def test_wheel_without_a_good_hash_is_refused(digest: str) -> None:
 def test_the_page_of_profiles_has_the_tables_of_today() -> None:
     text = (Path(__file__).parents[3] / profilespage.PAGE).read_text()
     assert profilespage.page(text) == text, "python -m agent_image.profilespage"
+
+
+def test_python_packages_are_pinned_each_by_a_hash() -> None:
+    found = wheels("aider")
+    assert found is not None
+    lines = found.requirements.splitlines()
+    assert len(lines) > 100
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+( --hash=sha256:[0-9a-f]{64})+", line) for line in lines)
+    assert f"aider-chat=={found.version}" in found.requirements
+    assert wheels("opencode") is None and wheels("generic") is None
+    assert set(load_lock()["pip"]) == {name for name in names() if wheels(name) is not None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wheels": {"aider-chat==0.86.2": []}},
+        {"wheels": {"aider-chat==0.86.2": ["xyz"]}},
+        {"wheels": {"aider-chat==0.86.2; x": ["0" * 64]}},
+        {"wheels": {"other==1.0": ["0" * 64]}},
+        {"python": "3"},
+    ],
+    ids=str,
+)
+def test_python_packages_without_a_good_pin_are_refused(change: dict[str, object]) -> None:
+    lock = copy.deepcopy(load_lock())
+    lock["pip"]["aider"].update(change)
+    with pytest.raises(ValueError, match=r"hash|match"):
+        wheels("aider", lock)

@@ -105,7 +105,12 @@ def test_what_is_pinned_in_the_newest_version_is_not_fetched_again() -> None:
         return json.dumps(found if words[2] == "versions" else found[0])
 
     said: list[str] = []
-    assert refresh.refresh(ask, lock, Path("unused"), said.append) == lock
+
+    def resolve(package: str, python: str, tags: Any) -> dict[str, Any]:
+        pins = next(entry for entry in lock["pip"].values() if entry["package"] == package)["wheels"]
+        return report(*((*pin.split("=="), digest) for pin, hashes in pins.items() for digest in hashes))
+
+    assert refresh.refresh(ask, resolve, lock, Path("unused"), said.append) == lock
     assert said == []
 
 
@@ -125,3 +130,37 @@ def test_what_is_pinned_is_what_a_build_checks() -> None:
         if found is not None:
             pin = load_lock()["npm"][name]["amd64"]
             assert base64.b64encode(bytes.fromhex(found.sha512)).decode() == pin["integrity"][7:]
+
+
+def report(*rows: tuple[str, ...]) -> dict[str, Any]:
+    """What pip would say, of (name, version, hash)."""
+    return {
+        "install": [
+            {
+                "metadata": {"name": name, "version": version},
+                "download_info": {"archive_info": {"hashes": {"sha256": digest}}},
+            }
+            for name, version, digest in rows
+        ]
+    }
+
+
+def test_wheels_of_both_platforms_are_pinned_under_one_version() -> None:
+    def resolve(_package: str, _python: str, tags: Any) -> dict[str, Any]:
+        arm = "manylinux2014_aarch64" in tags
+        return report(("tool", "1.0", "aa"), ("Lib_C.x", "2.0", "cc" if arm else "bb"))
+
+    assert refresh.resolved(resolve, "tool", "3.11") == {
+        "package": "tool",
+        "version": "1.0",
+        "python": "3.11",
+        "wheels": {"lib-c-x==2.0": ["bb", "cc"], "tool==1.0": ["aa"]},
+    }
+
+
+def test_platforms_that_need_different_versions_are_refused() -> None:
+    def resolve(_package: str, _python: str, tags: Any) -> dict[str, Any]:
+        return report(("tool", "1.0" if "manylinux2014_aarch64" in tags else "1.1", "aa"))
+
+    with pytest.raises(CorralError, match=r"tool==1\.0, tool==1\.1"):
+        refresh.resolved(resolve, "tool", "3.11")

@@ -154,7 +154,7 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("name: x\n", "profile: is required"),
         ("profile:\n", "profile: is required"),
         ("profile: opencod\n", "profile: unknown profile (opencod); did you mean opencode?"),
-        ("profile: hermes\n", "profile: is not available yet (hermes); available: claude,"),
+        ("profile: hermes\n", "profile: is not available yet (hermes); available: aider,"),
         ("profile: opencode\nmode: {a: b}\n", "mode: must be 'run' or 'daemon'"),
         ("profile: {a: b}\n", "profile: must be text"),
         ("profile: opencode\nmode: dameon\n", "mode: must be 'run' or 'daemon' (dameon)"),

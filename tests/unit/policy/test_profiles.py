@@ -177,7 +177,7 @@ def test_detach_keys_do_not_begin_with_a_key_of_the_harness() -> None:
     assert not profiles.get("opencode").detach_keys.startswith("ctrl-p")
 
 
-WIRED = ["claude", "codex", "gemini"]
+WIRED = ["aider", "claude", "codex", "gemini"]
 
 
 @pytest.mark.parametrize("name", WIRED)
