@@ -164,7 +164,15 @@ def test_a_dead_enforcer_opens_nothing_more_and_names_work_again_after_it(host: 
     public = host.internet.addresses["forbidden"]
     host.internet.reset_counters()
     flood = host.box.popen(
-        ["docker", "exec", container, "python3", f"{project.path}/flood.py", ",".join((public, *CLOSED)), "25"]
+        [
+            "docker",
+            "exec",
+            container,
+            "python3",
+            f"{project.path}/flood.py",
+            ",".join((public, *CLOSED)),
+            "25",
+        ]
     )
     until(lambda: host.internet.packets(public, "udp", 9) > 0, 10, "the flood is on its way")
     for _ in range(3):
