@@ -33,6 +33,7 @@ def image_spec(
     certificates: Iterable[bytes],
     rootless: bool = False,
     foreign: Foreign | None = None,
+    baseline: bool = False,
 ) -> ImageSpec:
     """Return what the sandbox's image is made from.
 
@@ -44,6 +45,7 @@ def image_spec(
         certificates: contents of its CA files.
         rootless: whether the engine is the user's own.
         foreign: the existing image that the policy names, if it does.
+        baseline: whether the engine's processor has no AVX2.
 
     Raises:
         PolicyError: a value cannot be used.
@@ -58,6 +60,7 @@ def image_spec(
         harness=profile.name,
         base=loaded.policy.build.base_image,
         packages=profile.debian_packages,
+        lines=profile.image_lines,
         owned_dirs=profile.owned_dirs,
         baked_files=profile.baked_files(loaded.options),
         ca_certificates=tuple(certificates),
@@ -68,7 +71,21 @@ def image_spec(
         pip_index=host.pip_index,
         rootless=rootless,
         foreign=foreign,
+        baseline=baseline,
     )
+
+
+def without_avx2(cpuinfo: str) -> bool:
+    """Say whether /proc/cpuinfo tells of a processor that programs built for AVX2 do not run on."""
+    flags = [line for line in cpuinfo.splitlines() if line.startswith("flags")]
+    return bool(flags) and "avx2" not in flags[0].partition(":")[2].split()
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 def build_proxies(host: BuildEnvironment) -> Proxies:
@@ -147,6 +164,8 @@ def inputs(
         certificates=read_certificates(host.ca_files),
         rootless=user.rootless,
         foreign=foreign,
+        # The engine is on this host: corral speaks to a socket only.
+        baseline=without_avx2(_cpuinfo()),
     )
     return spec, host
 

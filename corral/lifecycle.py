@@ -19,6 +19,7 @@ from corral import (
     existing,
     held,
     network,
+    opened,
     protect,
     relay,
     rootless,
@@ -33,6 +34,7 @@ from corral.session import SERVICE, Outside, Request, User, delivered, mounts, p
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
+from policy.declaration import OPEN
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.revision import revision
@@ -114,7 +116,7 @@ def read_secrets(loaded: LoadedPolicy, uid: int) -> Mapping[str, str]:
     """
     if loaded.env_file is None:
         return {}
-    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.env)
+    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.environment(loaded.options))
 
 
 def prepare(invocation: Invocation) -> Prepared:
@@ -128,6 +130,7 @@ def prepare(invocation: Invocation) -> Prepared:
     """
     refuse_root(invocation.user)
     loaded, console = invocation.approved, invocation.console
+    opened.warn(loaded, console.warn, rootless=invocation.user.rootless)
     secrets = read_secrets(loaded, invocation.user.uid)
     fenced = loaded.connection == OWN
     # Where nothing is to be made true in the kernel, nobody is needed who does it.
@@ -138,7 +141,7 @@ def prepare(invocation: Invocation) -> Prepared:
     invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
-    state.prepare(invocation.paths, loaded.profile)
+    state.prepare(invocation.paths, loaded.profile, loaded.project)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
     foreign = pin.ident if pin is not None else ""
@@ -204,8 +207,17 @@ def resolvers(invocation: Invocation) -> list[str]:
 
 def outside(invocation: Invocation) -> Outside:
     """Return what a session must find closed; the probe is asked for names when no resolver is outside."""
-    probe = checks.probe_address(invocation.config.permit_ranges)
-    return Outside(probe, checks.PROBE_PORT, next(iter(resolvers(invocation)), probe))
+    probe = probe_address(invocation)
+    resolver = next(iter(resolvers(invocation)), probe)
+    closed = checks.CLOSED if invocation.loaded.declaration.mode == OPEN else ()
+    return Outside(probe, checks.PROBE_PORT, resolver, closed=closed)
+
+
+def probe_address(invocation: Invocation) -> str:
+    """Return an address that is closed to this sandbox whatever its policy says."""
+    if invocation.loaded.declaration.mode == OPEN:
+        return checks.METADATA
+    return checks.probe_address(invocation.config.permit_ranges)
 
 
 @contextlib.contextmanager
@@ -247,6 +259,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     secrets=bool(secrets),
                     image=prepared.image,
                     address=address,
+                    gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
                     start=invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),

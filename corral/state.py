@@ -16,15 +16,17 @@ from policy import holding
 from policy.container import HOME, Mount
 from policy.errors import CorralError
 from policy.identity import SANDBOX_ID, StatePaths
-from policy.profiles import ManagedDir, Profile, SeedFile
+from policy.profiles import ManagedDir, Profile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
 PROJECT = "project"
 
 
-def prepare(paths: StatePaths, profile: Profile) -> None:
+def prepare(paths: StatePaths, profile: Profile, project: Path = Path(HOME)) -> None:
     """Make the state directories (0700), put seed files where there are none, and what the profile manages.
+
+    ``project`` is where the harness starts, absolute.
 
     Raises:
         CorralError: a path is not a directory of ours, or the disk refuses.
@@ -38,7 +40,7 @@ def prepare(paths: StatePaths, profile: Profile) -> None:
         for seed in profile.seeds:
             path = PurePosixPath(seed.path)
             with _descend(home, path.parent.parts, paths.home) as parent:
-                _write_new(parent, path.name, seed)
+                _write_new(parent, path.name, seed.mode, seed.text(str(project)))
         for part in profile.shadow:
             _mount_point(home, paths.home, part, directory=False, only_below=profile.state_dirs)
     for managed in profile.managed_dirs:
@@ -248,15 +250,15 @@ def _descend(top: int, parts: Sequence[str], shown: Path) -> Iterator[int]:
         os.close(current)
 
 
-def _write_new(parent: int, name: str, seed: SeedFile) -> None:
+def _write_new(parent: int, name: str, mode: int, content: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, seed.mode, dir_fd=parent)
+        descriptor = os.open(name, flags, mode, dir_fd=parent)
     except FileExistsError:
         return
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(seed.content)
+            file.write(content)
     except OSError:
         # Half a file would stay for good: seeds are written only where nothing is.
         os.unlink(name, dir_fd=parent)

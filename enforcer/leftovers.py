@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from enforcer.engine import Engine
-from enforcer.sessions import is_declared
+from enforcer.sessions import Owner, is_declared
 from policy import holding
 from policy.declaration import LABEL_PURPOSE, LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION
 from policy.errors import CorralError
@@ -61,9 +61,9 @@ class Leftovers:
     """``engine`` returns the one that answers now; ``every`` is in seconds, for looks without an event."""
 
     def __init__(
-        self, engine: Callable[[], Engine | None], uid: int, data: Path, every: float, looked: asyncio.Event
+        self, engine: Callable[[], Engine | None], owner: Owner, every: float, looked: asyncio.Event
     ) -> None:
-        self._engine, self._uid, self._data = engine, uid, data
+        self._engine, self._uid, self._data = engine, owner.uid, owner.data_home
         self._every, self._looked = every, looked
         self.ended = asyncio.Event()
 
