@@ -27,9 +27,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="What to call the session.", show_default=False)
-]
 Accept = Annotated[
     str | None,
     typer.Option(
@@ -217,48 +214,6 @@ def build(
     _finish(action)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="Run this instead of the harness.", show_default=False),
-    ] = None,
-    name: Name = "",
-    accept: Accept = None,
-) -> None:
-    """Run the agent in the sandbox; its exit code is corral's.
-
-    \b
-    Examples:
-      corral run
-      corral run -- opencode run "explain this project"
-      echo "fix the tests" | corral run -- opencode run
-    """
-
-    def action() -> int:
-        from corral.run import run as do_run
-
-        invocation = _invocation(accepted=accept)
-        with naming(invocation.data):
-            return do_run(invocation, command or (), name=name)
-
-    _finish(action)
-
-
-@app.command()
-def shell(name: Name = "", accept: Accept = None) -> None:
-    """Open a shell in a new container of the same sandbox."""
-
-    def action() -> int:
-        from corral.run import shell as do_shell
-
-        invocation = _invocation(quiet=True, accepted=accept)
-        with naming(invocation.data):
-            return do_shell(invocation, name=name)
-
-    _finish(action)
-
-
 @app.command()
 def verify(
     as_json: Json = False,
@@ -302,11 +257,14 @@ def status(as_json: Json = False) -> None:
     def action() -> None:
         from corral.context import check_same, current_user
         from corral.status import render
+        from corral.statusfacts import added
         from enforcer.client import Client, socket_path
+        from policy.identity import data_home
 
-        client = Client(socket_path(current_user(os.environ).environ))
+        user = current_user(os.environ)
+        client = Client(socket_path(user.environ))
         check_same(client.version())
-        found = client.status()
+        found = added(client.status(), user, data_home(user.home, dict(user.environ)))
         colour = wants_colour(sys.stdout, os.environ)
         _print(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-from corral import detachkeys, engine, sessions, terminal
+from corral import attended, detachkeys, engine, leftovers, sessions, terminal
 from corral.attach import FORWARDED, Streams, attach
 from corral.context import Invocation
 from corral.engine import AttachedContainer, base_url
@@ -17,6 +17,8 @@ from corral.screen import Screen, lines_again
 from corral.sessions import Session
 from policy import profiles
 from policy.errors import CorralError
+from policy.identity import StatePaths
+from policy.revision import revision
 
 # Whatever ends us, it is not the session's end.
 SIGNALS = frozenset({*FORWARDED})
@@ -56,24 +58,62 @@ def keys_of(invocation: Invocation, given: str | None) -> str:
     return detachkeys.chosen(given, invocation.user.environ, profile)
 
 
-def join(invocation: Invocation, session: Session, given: str | None = None) -> int:
+def join(
+    invocation: Invocation,
+    session: Session,
+    given: str | None = None,
+    *,
+    signals: frozenset[int] = SIGNALS,
+) -> int:
     """Attach to a session until it ends or is left; return its exit code, 0 when it was left.
 
-    Without a terminal on our side its output is shown and nothing is typed.
+    Without a terminal on our side its output is shown and nothing is typed. A session that nobody looks after
+    is looked after from now on: when it ends, nothing of it is left.
 
     Args:
         invocation: who and where.
         session: a running one.
         given: keys that detach.
+        signals: those that make us leave; others are sent on to it.
 
     Raises:
         PolicyError: the keys are none.
         EngineError, CorralError: Docker refuses, or the output cannot be written.
     """
+    directory = StatePaths(invocation.data / session.sandbox).session(session.session)
+    say_policy(invocation, session)
+    with attended.attendance() as ours:
+        ours.take(directory)
+        try:
+            code = _joined(invocation, session, given, signals)
+        except Left as left:
+            if left.hung_up:
+                return 128 + signal.SIGHUP
+            invocation.console.tell(f"left {session.name}, which goes on: corral attach {session.name}")
+            return 0
+        # Who started it, and is still there, removes it.
+        if session.purpose in sessions.LEAVABLE and (ours.held or ours.take(directory)):
+            leftovers.finish(invocation, session)
+        return code
+
+
+def say_policy(invocation: Invocation, session: Session) -> None:
+    """Say when a session was started under another policy than that of now."""
+    with contextlib.suppress(CorralError):
+        loaded = invocation.loaded
+        if loaded.sandbox.id != session.sandbox or not session.note.policy:
+            return
+        if session.note.policy != revision(loaded).sha256:
+            invocation.console.tell(
+                f"the policy changed since {session.name} was started; it keeps to the one of then"
+            )
+
+
+def _joined(invocation: Invocation, session: Session, given: str | None, signals: frozenset[int]) -> int:
     keys = keys_of(invocation, given)
-    leaving = Leaving(detachkeys.parse(keys), SIGNALS)
     made = shape(invocation, session)
     ours = terminal.is_terminal(terminal.STDIN) and terminal.is_terminal(terminal.STDOUT)
+    leaving = Leaving(detachkeys.parse(keys), signals if made.tty and ours else SIGNALS)
     typed = made.stdin and (ours if made.tty else not terminal.is_terminal(terminal.STDIN))
     tell = invocation.console.tell
     if made.tty and ours and leaving.keys:
@@ -82,22 +122,16 @@ def join(invocation: Invocation, session: Session, given: str | None = None) -> 
     with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
         ahead = engine.read_ahead(container.held)
         screen = again(invocation, session) if made.tty and ours else None
-        try:
-            return attach(
-                container,
-                connection,
-                streams=Streams(stdin=terminal.STDIN if typed else None),
-                tty=made.tty,
-                # Whoever changed the terminal's mode gets the line breaks it needs.
-                say=lambda text: tell(text + ("\r" if made.tty and typed else "")),
-                leaving=leaving,
-                late=Late(ahead, screen),
-            )
-        except Left as left:
-            if left.hung_up:
-                return 128 + signal.SIGHUP
-            tell(f"left {session.name}, which goes on: corral attach {session.name}")
-            return 0
+        return attach(
+            container,
+            connection,
+            streams=Streams(stdin=terminal.STDIN if typed else None),
+            tty=made.tty,
+            # Whoever changed the terminal's mode gets the line breaks it needs.
+            say=lambda text: tell(text + ("\r" if made.tty and typed else "")),
+            leaving=leaving,
+            late=Late(ahead, screen),
+        )
 
 
 def again(invocation: Invocation, session: Session) -> Screen:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral import runtimes, secretchannel
+from corral import runtimes, secretchannel, startplace
 from corral.state import EMPTY
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
@@ -63,7 +63,8 @@ class Terminal:
 class Request:
     """One container to start: what for, which command, attached to what.
 
-    ``name``: what its user calls it.
+    ``name``: what its user calls it. ``start``: where the command starts, None: where its user is.
+    ``variables``: of its environment, delivered like secrets.
     """
 
     purpose: str
@@ -71,6 +72,8 @@ class Request:
     session: str
     terminal: Terminal = Terminal()
     name: str = ""
+    start: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -199,10 +202,11 @@ def mounts(
 
 
 def workdir(loaded: LoadedPolicy, start: Path) -> str:
-    """Return where the command starts: the user's directory when it is in the project, else the project."""
+    """Return where the command starts: the given directory when the session sees it, else the project."""
     if loaded.policy.mode != "run":
         return HOME
-    return str(start if start.is_relative_to(loaded.project) else loaded.project)
+    seen = (*startplace.reachable(loaded), Path(WORKSPACE))
+    return str(start if any(start.is_relative_to(place) for place in seen) else loaded.project)
 
 
 def plan(

@@ -11,8 +11,8 @@ import typer
 
 from corral.commands import Accept, Json, _console, _finish, _invocation, _print
 from corral.console import wants_colour
-from corral.namecommands import app
 from corral.oserrors import naming
+from corral.runcommands import Keys, app
 
 __all__ = ["app"]
 
@@ -26,15 +26,6 @@ Sandbox = Annotated[
     str | None,
     typer.Option(
         "--sandbox", metavar="ID", help="Of this sandbox, from whatever directory.", show_default=False
-    ),
-]
-Keys = Annotated[
-    str | None,
-    typer.Option(
-        "--detach-keys",
-        metavar="KEYS",
-        help="Keys that leave it running, such as ctrl-],ctrl-q; none: there are none.",
-        show_default=False,
     ),
 ]
 
