@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
-from corral import attended, detachkeys, engine, leftovers, sessions, terminal
+from corral import attended, detachkeys, engine, leftovers, screens, sessions, terminal
 from corral.attach import FORWARDED, Streams, attach
 from corral.context import Invocation
 from corral.engine import AttachedContainer, base_url
 from corral.flow import Late, Leaving, Left
-from corral.screen import Screen, lines_again
+from corral.screen import Screen, harmless, lines_again
 from corral.sessions import Session
 from policy import profiles
 from policy.errors import CorralError
@@ -85,7 +86,7 @@ def join(
     with attended.attendance() as ours:
         ours.take(directory)
         try:
-            code = _joined(invocation, session, given, signals)
+            code = _joined(invocation, session, given, signals, directory)
         except Left as left:
             if left.hung_up:
                 return 128 + signal.SIGHUP
@@ -109,7 +110,9 @@ def say_policy(invocation: Invocation, session: Session) -> None:
             )
 
 
-def _joined(invocation: Invocation, session: Session, given: str | None, signals: frozenset[int]) -> int:
+def _joined(
+    invocation: Invocation, session: Session, given: str | None, signals: frozenset[int], directory: Path
+) -> int:
     keys = keys_of(invocation, given)
     made = shape(invocation, session)
     ours = terminal.is_terminal(terminal.STDIN) and terminal.is_terminal(terminal.STDOUT)
@@ -119,28 +122,51 @@ def _joined(invocation: Invocation, session: Session, given: str | None, signals
     if made.tty and ours and leaving.keys:
         tell(f"attached to {session.name}; {keys} leaves it running")
     container = Joined(invocation.api, base_url(invocation.user.environ), session.ident, stdin=typed)
-    with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(container))
+        connection = stack.enter_context(contextlib.closing(container.connect()))
+        if made.tty and typed:
+            # Before anything is shown that is answered: a terminal that is not raw keeps Ctrl-Q to itself.
+            stack.enter_context(terminal.raw(terminal.STDIN))
         ahead = engine.read_ahead(container.held)
         screen = again(invocation, session) if made.tty and ours else None
-        return attach(
-            container,
-            connection,
-            streams=Streams(stdin=terminal.STDIN if typed else None),
-            tty=made.tty,
-            # Whoever changed the terminal's mode gets the line breaks it needs.
-            say=lambda text: tell(text + ("\r" if made.tty and typed else "")),
-            leaving=leaving,
-            late=Late(ahead, screen),
-        )
+        keeper = screens.Keeper(directory, screen) if screen is not None else None
+        try:
+            return attach(
+                container,
+                connection,
+                streams=Streams(stdin=terminal.STDIN if typed else None),
+                tty=made.tty,
+                # Whoever changed the terminal's mode gets the line breaks it needs.
+                say=lambda text: tell(text + ("\r" if made.tty and typed else "")),
+                leaving=leaving,
+                late=Late(ahead, screen),
+            )
+        except Left:
+            if keeper is not None:
+                keeper.save()
+            raise
 
 
 def again(invocation: Invocation, session: Session) -> Screen:
-    """Bring our terminal to the state the program has its own in, and show the last lines."""
-    screen = Screen()
+    """Bring our terminal to the state the program has its own in, and show the last lines.
+
+    What was noted is true up to its time; a line that the log had later may have begun before, but whatever
+    it says of a mode is what was said of it last.
+    """
+    found = screens.noted(StatePaths(invocation.data / session.sandbox), session.session)
+    screen, since = found or (Screen(), 0.0)
     with engine.errors("reading the session's output"):
         output = bytes(invocation.api.logs(session.ident, stdout=True, stderr=True))
-    screen.feed(output)
-    show(screen.enter() if screen.full else screen.enter() + lines_again(output))
+        later = output
+        if since:
+            later = bytes(invocation.api.logs(session.ident, stdout=True, stderr=True, since=since))
+    unended = screen.tail
+    screen.feed(later)
+    if screen.full:
+        show(screen.enter())
+    else:
+        show(screen.enter() + lines_again(output) + (b"" if later else harmless(unended)))
     return screen
 
 

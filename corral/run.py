@@ -15,6 +15,7 @@ from corral import (
     joining,
     leftovers,
     protect,
+    screens,
     sessions,
     starting,
     startplace,
@@ -27,6 +28,7 @@ from corral.engine import AttachedContainer, base_url
 from corral.flow import NEVER, Leaving, Left
 from corral.joining import keys_of
 from corral.lifecycle import Created, created, prepare
+from corral.screen import Screen
 from corral.session import SHELL, Request, Terminal, command, fixed
 from corral.sessions import Session
 from policy.connection import OWN
@@ -189,6 +191,8 @@ def look_around(invocation: Invocation) -> None:
 def watched(invocation: Invocation, made: Created) -> None:
     """Start a container without input of ours, show what its gate says, return when its program runs."""
     container = AttachedContainer(invocation.api, base_url(invocation.user.environ), made.ident, stdin=False)
+    screen = Screen()
+    keeper = screens.Keeper(invocation.paths.session(made.spec.session), screen)
     with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
         starting.start(
             container,
@@ -196,7 +200,9 @@ def watched(invocation: Invocation, made: Created) -> None:
             tty=made.spec.tty,
             fetched=made.fetched,
             show=invocation.console.show,
+            seen=screen.feed,
         )
+    keeper.save()
 
 
 def say_where(invocation: Invocation) -> None:
@@ -249,6 +255,8 @@ def connect_and_run(
         # A raw terminal does not go back to the first column by itself.
         end = "\r" if attached.tty else ""
         tell = invocation.console.tell
+        screen = Screen()
+        keeper = screens.Keeper(invocation.paths.session(asked.session), screen)
         try:
             return attach(
                 container,
@@ -257,8 +265,10 @@ def connect_and_run(
                 tty=attached.tty,
                 say=lambda text: tell(text + end),
                 leaving=leaving,
+                screen=screen,
             )
         except Left as left:
+            keeper.save()
             return _left(invocation, session, asked, watch, hung_up=left.hung_up)
 
 
