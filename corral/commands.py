@@ -155,10 +155,10 @@ def uninstall(
     """
 
     def action() -> None:
-        from corral.context import current_user
         from corral.engine import connect
         from corral.uninstall import Uninstall
         from corral.uninstall import uninstall as do_uninstall
+        from corral.user import current_user
 
         user = current_user(os.environ)
         command = Uninstall(user, lambda: connect(user.environ), echo=_print if not as_json else _say)
@@ -255,9 +255,9 @@ def status(as_json: Json = False) -> None:
     """Show every sandbox of this user: sessions, names, addresses, problems."""
 
     def action() -> None:
-        from corral.context import check_same, current_user
         from corral.status import render
         from corral.statusfacts import added
+        from corral.user import check_same, current_user
         from enforcer.client import Client, socket_path
         from policy.identity import data_home
 
@@ -286,8 +286,8 @@ def denied(
 
     def action() -> None:
         from corral import denied as view
-        from corral.context import current_user
         from corral.lifecycle import working_directory
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
 
         client = Client(socket_path(current_user(os.environ).environ))
@@ -320,7 +320,7 @@ def metrics() -> None:
     """Print the counters of the host service, as Prometheus reads them."""
 
     def action() -> None:
-        from corral.context import current_user
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
 
         _print(Client(socket_path(current_user(os.environ).environ)).metrics().rstrip("\n"))
@@ -387,7 +387,7 @@ def version(as_json: Json = False) -> None:
     """Print the versions of corral and of the host service."""
 
     def action() -> None:
-        from corral.context import current_user
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
         from policy.errors import EnforcerError
 

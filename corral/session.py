@@ -10,11 +10,15 @@ from pathlib import Path
 
 from corral import runtimes, secretchannel, startplace
 from corral.state import EMPTY
+from corral.user import User
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
+
+# Also what is defined where less is imported.
+__all__ = ["User"]
 
 SERVICE = "main"
 SESSION_VARIABLE = "CORRAL_SESSION_ID"
@@ -31,22 +35,6 @@ _LOCALES = re.compile(r"C|POSIX|C\.(UTF-8|utf8)")
 LOCALE = "C.UTF-8"
 
 Place = tuple[str, int, int]
-
-
-@dataclass(frozen=True)
-class User:
-    """Who runs corral: ids, home directory, environment, and the name and email Git commits with.
-
-    ``rootless``: the engine is this user's own.
-    """
-
-    uid: int
-    gid: int
-    home: Path
-    environ: Mapping[str, str]
-    git: Mapping[str, str] = field(default_factory=dict)
-    zone: str = ""
-    rootless: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import attended, engine, oserrors
+from corral import attended, engine
+from corral.notes import LEAVABLE, Note, read_note, write_note
 from corral.plain import cleaned, columns
-from policy import savedfile
 from policy.declaration import (
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -26,28 +25,17 @@ from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 if TYPE_CHECKING:
     from docker.api.client import APIClient
 
-NOTE = "session.json"
+# Also what is defined where less is imported.
+__all__ = ["LEAVABLE", "Note", "read_note", "write_note"]
+
 DAEMON = "daemon"
 VERIFY = "verify"
-# What may go on without the corral that started it.
-LEAVABLE = frozenset({"run", "shell"})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEADER = ("SANDBOX", "SESSION", "NAME", "KIND", "STATE", "ADDRESS", "AGE", "PROJECT")
 HEADLINE = "no sessions"
 
 
-@dataclass(frozen=True)
-class Note:
-    """What a session was made of: hash of the approved policy, id of the image. ``name`` is the user's.
-
-    ``keep``: its container stays when it has ended.
-    """
-
-    name: str = ""
-    policy: str = ""
-    image: str = ""
-    keep: bool = False
-    purpose: str = ""
+NO_NOTE = Note()
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,7 @@ class Session:
     status: str
     created: float
     address: str
-    note: Note = Note()
+    note: Note = NO_NOTE
     attended: bool | None = None
 
     @property
@@ -105,29 +93,6 @@ def valid_name(text: str) -> str:
             "use letters, digits, '.', '_' and '-' (at most 64, the first a letter or digit)",
         )
     return text
-
-
-def write_note(paths: StatePaths, session: str, note: Note) -> None:
-    """Keep a note beside the session's files, where no container sees it.
-
-    Raises:
-        CorralError: the disk refuses.
-    """
-    file = paths.session(session) / NOTE
-    try:
-        file.write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
-
-
-def read_note(paths: StatePaths, session: str) -> Note:
-    """Return what was noted; what cannot be read is empty."""
-    try:
-        body = savedfile.value(paths.session(session) / NOTE)
-        words = {key: str(body[key]) for key in ("name", "policy", "image")}
-        return Note(**words, keep=body.get("keep") is True, purpose=str(body.get("purpose", "")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Note()
 
 
 def all_of(api: APIClient, uid: int, data: Path) -> list[Session]:

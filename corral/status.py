@@ -67,7 +67,7 @@ def _unit(sandbox: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         f"unit {unit.get('unit')}: {unit.get('active')} ({unit.get('sub')}), {boot}",
         (unit.get("active") not in {"active", "activating"}),
     )
-    if not sandbox.get("lingers"):
+    if sandbox.get("lingers") is False:
         yield 'without a login nothing of it runs: sudo loginctl enable-linger "$USER"', True
 
 

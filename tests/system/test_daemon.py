@@ -165,7 +165,7 @@ def test_a_server_inside_is_for_its_user_and_root_at_the_address_that_is_shown(
         return len(host.shell(f"cat {WORK}/heard 2>/dev/null || true").stdout.splitlines())
 
     def curl(user: str) -> str:
-        return host.shell(f"curl -sS -m 5 {url} || true", user=user).stdout
+        return host.shell(f"curl --noproxy '*' -sS -m 5 {url} || true", user=user).stdout
 
     until(lambda: "from inside" in curl("dev"), 20, "its user reaches it")
     before = heard()
@@ -181,7 +181,7 @@ def test_a_server_inside_is_for_its_user_and_root_at_the_address_that_is_shown(
     inet = host.internet._lab.inet_netns
     in_netns(inet, ["ip", "route", "replace", f"{address}/32", "via", layout.BOX])
     try:
-        outside = in_netns(inet, ["sh", "-c", f"curl -sS -m 3 {url} 2>&1 || true"])
+        outside = in_netns(inet, ["sh", "-c", f"curl --noproxy '*' -sS -m 3 {url} 2>&1 || true"])
     finally:
         in_netns(inet, ["ip", "route", "del", f"{address}/32"])
     assert "from inside" not in outside
