@@ -13,6 +13,7 @@ import typer
 from corral import __version__
 from corral.console import Console, wants_colour
 from corral.oserrors import naming
+from corral.output import print_text
 
 if TYPE_CHECKING:
     from corral.context import Invocation
@@ -85,17 +86,7 @@ def _finish(action: Callable[[], int | None]) -> None:
     raise typer.Exit(code or 0)
 
 
-def _print(text: str) -> None:
-    from corral.oserrors import unwritten
-
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Somebody has read enough.
-        raise
-    except OSError as error:
-        raise unwritten("stdout", error) from error
+_print = print_text
 
 
 def _say(text: str) -> None:
@@ -254,21 +245,9 @@ def verify(
 def status(as_json: Json = False) -> None:
     """Show every sandbox of this user: sessions, names, addresses, problems."""
 
-    def action() -> None:
-        from corral.status import render
-        from corral.statusfacts import added
-        from corral.user import check_same, current_user
-        from enforcer.client import Client, socket_path
-        from policy.identity import data_home
+    from corral import quick
 
-        user = current_user(os.environ)
-        client = Client(socket_path(user.environ))
-        check_same(client.version())
-        found = added(client.status(), user, data_home(user.home, dict(user.environ)))
-        colour = wants_colour(sys.stdout, os.environ)
-        _print(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
-
-    _finish(action)
+    _finish(lambda: quick.status(as_json=as_json))
 
 
 @app.command()
