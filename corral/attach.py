@@ -104,6 +104,7 @@ def attach(
     say: Callable[[str], None] = lambda _: None,
     leaving: Leaving = NEVER,
     late: Late | None = None,
+    screen: Screen | None = None,
 ) -> int:
     """Start the container, move bytes until it has ended, return its exit code.
 
@@ -120,7 +121,7 @@ def attach(
         clock: seconds, monotonic.
         say: tells the user what happens to the session.
         leaving: what makes us leave.
-        late: it runs already.
+        late: it runs already; without: ``screen`` follows what becomes of its terminal.
 
     Raises:
         Left: the session goes on.
@@ -128,7 +129,7 @@ def attach(
         CorralError: the output could not be written; the container was ended.
     """
     with contextlib.ExitStack() as stack:
-        loop = _Loop(container, connection, streams, tty, clock, say, leaving, late)
+        loop = _Loop(container, connection, streams, tty, clock, say, leaving, late, screen)
         stack.callback(loop.close)
         stack.enter_context(_signals(loop.signalled, loop.exit.wake, tty, handle))
         if tty and streams.stdin is not None:
@@ -175,6 +176,7 @@ class _Loop:
         say: Callable[[str], None],
         leaving: Leaving,
         late: Late | None,
+        screen: Screen | None,
     ) -> None:
         self.container = container
         self.connection = connection
@@ -188,15 +190,13 @@ class _Loop:
         self.say = say
         self.input = Input(ended=streams.stdin is None, finished=streams.stdin is None)
         self.rejoined: list[tuple[Rejoined, bool]] = []
-        self.decoder = FrameDecoder()
-        self.open = True  # the engine has not closed the stream
+        self.decoder, self.open = FrameDecoder(), True  # open: the engine has not closed the stream
         self.exit = Exit()
-        self.received: list[int] = []
-        self.ending = Ending(clock)
+        self.received, self.ending = list[int](), Ending(clock)
         self.leaving = leaving
         self.keys = Matcher(leaving.keys if tty else ())
         self.late = late or Late()
-        self.screen = self.late.screen or Screen()
+        self.screen = self.late.screen or screen or Screen()
         self.left: Left | None = None
         self.hung_up = False
         self.waiting = False
@@ -207,7 +207,7 @@ class _Loop:
         connection.setblocking(False)
 
     def close(self) -> None:
-        # The waiting thread may still be about to write into the pipe; the write end stays with it.
+        # The waiting thread may still be about to write; that end stays with it.
         os.close(self.wake_read)
         if self.connected is not None:
             self.connected.close()

@@ -16,7 +16,6 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -73,16 +72,37 @@ def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
     return None
 
 
-def _guarded(arguments: list[str]) -> int:
+def _parsed(arguments: list[str]) -> None:
     import typer
 
-    from corral.commands import verbose
-    from corral.oserrors import DISK, translate, unwritten
     from corral.sessioncommands import app
+
+    typer.main.get_command(app)(arguments, prog_name="corral")
+
+
+def _verbose() -> bool:
+    # Where the parser was not needed there was no option either.
+    commands = sys.modules.get("corral.commands")
+    return bool(commands.verbose() if commands is not None else os.environ.get("CORRAL_DEBUG"))
+
+
+def _trace() -> str:
+    import traceback
+
+    return traceback.format_exc().rstrip()
+
+
+def _guarded(arguments: list[str]) -> int:
+    from corral import quick
+    from corral.oserrors import DISK, translate, unwritten
     from policy.errors import CorralError
 
     try:
-        typer.main.get_command(app)(arguments, prog_name="corral")
+        known = quick.command(arguments)
+        if known is not None:
+            known()
+        else:
+            _parsed(arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CorralError as error:
@@ -94,14 +114,12 @@ def _guarded(arguments: list[str]) -> int:
         # Files are named where they are written (oserrors.naming); what has no name is our own output.
         nameless = error.filename is None and error.errno in DISK
         _say((unwritten("stdout", error) if nameless else translate(error)).render())
-        if verbose():
-            _say(traceback.format_exc().rstrip())
+        if _verbose():
+            _say(_trace())
         return 1
     except Exception as error:
         _say(f"corral: internal error: {type(error).__name__}: {error}")
-        _say(
-            traceback.format_exc().rstrip() if verbose() else "  fix: corral -v shows where; please report it"
-        )
+        _say(_trace() if _verbose() else "  fix: corral -v shows where; please report it")
         return 1
     return 0
 

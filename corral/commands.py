@@ -13,6 +13,7 @@ import typer
 from corral import __version__
 from corral.console import Console, wants_colour
 from corral.oserrors import naming
+from corral.output import print_text
 
 if TYPE_CHECKING:
     from corral.context import Invocation
@@ -27,9 +28,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="What to call the session.", show_default=False)
-]
 Accept = Annotated[
     str | None,
     typer.Option(
@@ -95,17 +93,7 @@ def _finish(action: Callable[[], int | None]) -> None:
     raise typer.Exit(code or 0)
 
 
-def _print(text: str) -> None:
-    from corral.oserrors import unwritten
-
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Somebody has read enough.
-        raise
-    except OSError as error:
-        raise unwritten("stdout", error) from error
+_print = print_text
 
 
 def _say(text: str) -> None:
@@ -165,10 +153,10 @@ def uninstall(
     """
 
     def action() -> None:
-        from corral.context import current_user
         from corral.engine import connect
         from corral.uninstall import Uninstall
         from corral.uninstall import uninstall as do_uninstall
+        from corral.user import current_user
 
         user = current_user(os.environ)
         command = Uninstall(user, lambda: connect(user.environ), echo=_print if not as_json else _say)
@@ -224,48 +212,6 @@ def build(
     _finish(action)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="Run this instead of the harness.", show_default=False),
-    ] = None,
-    name: Name = "",
-    accept: Accept = None,
-) -> None:
-    """Run the agent in the sandbox; its exit code is corral's.
-
-    \b
-    Examples:
-      corral run
-      corral run -- opencode run "explain this project"
-      echo "fix the tests" | corral run -- opencode run
-    """
-
-    def action() -> int:
-        from corral.run import run as do_run
-
-        invocation = _invocation(accepted=accept)
-        with naming(invocation.data):
-            return do_run(invocation, command or (), name=name)
-
-    _finish(action)
-
-
-@app.command()
-def shell(name: Name = "", accept: Accept = None) -> None:
-    """Open a shell in a new container of the same sandbox."""
-
-    def action() -> int:
-        from corral.run import shell as do_shell
-
-        invocation = _invocation(quiet=True, accepted=accept)
-        with naming(invocation.data):
-            return do_shell(invocation, name=name)
-
-    _finish(action)
-
-
 @app.command()
 def verify(
     as_json: Json = False,
@@ -306,18 +252,9 @@ def verify(
 def status(as_json: Json = False) -> None:
     """Show every sandbox of this user: sessions, names, addresses, problems."""
 
-    def action() -> None:
-        from corral.context import check_same, current_user
-        from corral.status import render
-        from enforcer.client import Client, socket_path
+    from corral import quick
 
-        client = Client(socket_path(current_user(os.environ).environ))
-        check_same(client.version())
-        found = client.status()
-        colour = wants_colour(sys.stdout, os.environ)
-        _print(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
-
-    _finish(action)
+    _finish(lambda: quick.status(as_json=as_json))
 
 
 @app.command()
@@ -335,8 +272,8 @@ def denied(
 
     def action() -> None:
         from corral import denied as view
-        from corral.context import current_user
         from corral.lifecycle import working_directory
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
 
         client = Client(socket_path(current_user(os.environ).environ))
@@ -369,7 +306,7 @@ def metrics() -> None:
     """Print the counters of the host service, as Prometheus reads them."""
 
     def action() -> None:
-        from corral.context import current_user
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
 
         _print(Client(socket_path(current_user(os.environ).environ)).metrics().rstrip("\n"))
@@ -449,7 +386,7 @@ def version(as_json: Json = False) -> None:
     """Print the versions of corral and of the host service."""
 
     def action() -> None:
-        from corral.context import current_user
+        from corral.user import current_user
         from enforcer.client import Client, socket_path
         from policy.errors import EnforcerError
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, oserrors, process, relay, rootless
+from corral import __version__, oserrors, process, rootless
 from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
-from corral.session import User
+from corral.user import User, check_same, current_user
 from policy import holding, versions
 from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
@@ -28,28 +26,12 @@ if TYPE_CHECKING:
 
     from enforcer.client import Client, Config
 
+# Also what is defined where less is imported.
+__all__ = ["Invocation", "User", "check_same", "current_user"]
+
 _ZONEINFO = re.compile(r"(?:.*/)?zoneinfo/(?:posix/|right/)?(.+)")
 IMAGE_VARIABLE = "CORRAL_SANDBOX_IMAGE"
 _GIT_KEYS = ("name", "email")
-
-
-def current_user(environ: Mapping[str, str], uid: int | None = None) -> User:
-    """Return who runs corral. HOME may be unset (cron), the primary group is the account's (not newgrp's).
-
-    Raises:
-        CorralError: there is neither HOME nor an account with a home directory.
-    """
-    uid = os.geteuid() if uid is None else uid
-    try:
-        account = pwd.getpwuid(uid)
-        home, gid = account.pw_dir, account.pw_gid
-    except KeyError:
-        home, gid = "", os.getegid()
-    home = environ.get("HOME", "") or home
-    if not home.startswith("/"):
-        raise CorralError("your home directory is not known", "set HOME")
-    found = relay.environment(environ, uid)
-    return User(uid=uid, gid=gid, home=Path(home), environ=found, rootless=rootless.chosen(found))
 
 
 def time_zone(environ: Mapping[str, str], localtime: Path = Path("/etc/localtime")) -> str:
@@ -253,22 +235,5 @@ def check_versions(answer: Mapping[str, Any], found: Membership) -> None:
     """
     check_same(answer)
     problem = writer_problem(answer, found)
-    if problem is not None:
-        raise EnforcerError(*problem)
-
-
-def check_same(answer: Mapping[str, Any]) -> None:
-    """Compare versions alone; a writer that cannot be reached is no difference.
-
-    Raises:
-        EnforcerError: naming both versions.
-    """
-    told = answer.get("writer")
-    heard = isinstance(told, Mapping) and told.get("reachable")
-    problem = versions.mismatch(
-        versions.parse("corral", versions.describe(__version__)),
-        versions.parse("the enforcer", answer),
-        versions.parse("the netfilter writer", told) if heard and isinstance(told, Mapping) else None,
-    )
     if problem is not None:
         raise EnforcerError(*problem)

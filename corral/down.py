@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral import engine, network, relay, state, units
+from corral import attended, engine, leftovers, network, relay, state, units
 from corral.context import Invocation
 from policy.declaration import LABEL_SANDBOX, LABEL_SESSION
 from policy.errors import CorralError, EnforcerError, EngineError, PolicyError
@@ -192,6 +192,9 @@ def _containers(invocation: Invocation, sandbox: Sandbox) -> tuple[str, ...]:
 def _sessions(invocation: Invocation, sandbox: Sandbox, paths: StatePaths) -> None:
     """Remove what sessions left behind, but not of one that started meanwhile."""
     alive = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
-    state.remove_sessions(
-        paths, keep=[str((entry.get("Labels") or {}).get(LABEL_SESSION)) for entry in alive]
-    )
+    keep = [str((entry.get("Labels") or {}).get(LABEL_SESSION)) for entry in alive]
+    for session in state.sessions_of(paths):
+        # One that somebody looks after is told by who does.
+        if session not in keep and attended.attended(paths.session(session)) is False:
+            leftovers.tell(invocation, paths, session)
+    state.remove_sessions(paths, keep=keep)

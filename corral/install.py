@@ -34,6 +34,7 @@ from corral.membership import (
     process_groups,
     restart_manager,
 )
+from corral.user import user_units
 from enforcer.client import Client, socket_path
 from policy import versions
 from policy.errors import EnforcerError, EngineError, InstallError
@@ -357,12 +358,6 @@ def enforcer_executable() -> Path:
     if not path.exists():
         raise InstallError(f"{path} is missing", "install corral with pipx, then run: corral install")
     return path
-
-
-def user_units(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return where a user's own unit files lie."""
-    base = environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base.startswith("/") else home / ".config") / "systemd" / "user"
 
 
 def enforcer_unit(*, rootless: bool) -> str:

@@ -21,6 +21,7 @@ from corral import __version__, hostfacts, install, oserrors, process, relay, ro
 from corral.installer import common
 from corral.installer.elevate import SYSTEM_PYTHON
 from corral.membership import Membership, membership
+from corral.user import user_units
 from enforcer.client import Client, socket_path
 from policy import versions
 from policy.errors import EnforcerError, InstallError
@@ -134,7 +135,7 @@ def install_rootless(environ: Mapping[str, str], found: Membership, echo: Callab
     """
     directory, files = code_directory(data_home(Path.home(), dict(environ)))
     write_code(directory, files)
-    units = install.user_units(Path.home(), environ)
+    units = user_units(Path.home(), environ)
     shown = install.systemctl(environ, "show", "-P", "Environment", ENGINE_UNIT)
     path = search_path(shown, install.systemctl(environ, "show-environment"), directory.parent)
     install.write_unit(units / f"{ENGINE_UNIT}.d" / DROP_IN, drop_in(directory, path))

@@ -1,169 +1,115 @@
-"""What of a user's sandboxes is left over and what is not, decided from what there is. Pure.
-
-A leftover is what nobody looks after: a container that has ended, or was made and never started, whose
-command line is gone; a session's files without a container; networks and relays of sandboxes in which nothing
-is left and that no command works with. What runs is none, whoever started it.
-"""
+"""Sessions whose corral went away: what has ended is removed by the next start, what runs never is."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from policy.identity import Sandbox
+from corral import attended, engine, protect, state
+from corral.context import Invocation
+from corral.sessions import Session
+from policy.errors import CorralError, EnforcerError
+from policy.identity import SESSION_ID, StatePaths
 
-RUNNING = frozenset({"running", "paused", "restarting"})
-DEAD = frozenset({"exited", "dead", "created"})
-RELAY = re.compile(r"corral-relay-([0-9a-f]{8})-[0-9]{1,5}\.service")
-
-
-@dataclass(frozen=True)
-class Container:
-    """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end."""
-
-    ident: str
-    name: str
-    sandbox: str
-    session: str
-    state: str
-    held: bool = False
-    kept: bool = False
-
-    @property
-    def running(self) -> bool:
-        """Whether a program runs in it."""
-        return self.state in RUNNING
+GRACE = 10
+_CODE = re.compile(r"Exited \((\d+)\)")
 
 
-@dataclass(frozen=True)
-class Network:
-    """A sandbox's network."""
+def remove(invocation: Invocation, session: Session) -> None:
+    """End a session and remove everything of it; what it changed of files the host executes is told.
 
-    ident: str
-    name: str
-    sandbox: str
-
-
-@dataclass(frozen=True)
-class Directory:
-    """The files of a session."""
-
-    sandbox: str
-    session: str
-    held: bool = False
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image that corral built, or named: what can be removed of it, and whose it is."""
-
-    names: tuple[str, ...]
-    sandbox: str
-    tagged: bool = True
-
-
-@dataclass(frozen=True)
-class Found:
-    """What there is of one user.
-
-    ``relays`` are names of units; ``busy`` ids of sandboxes that a command works with; ``images`` those of
-    this user's sandboxes, ``strange`` counts those of which nobody can tell; ``wanted`` are sandboxes that
-    the policy of their directory still makes.
+    Raises:
+        EngineError: Docker cannot.
     """
+    from docker.errors import NotFound
 
-    containers: tuple[Container, ...] = ()
-    networks: tuple[Network, ...] = ()
-    relays: tuple[str, ...] = ()
-    directories: tuple[Directory, ...] = ()
-    busy: frozenset[str] = frozenset()
-    images: tuple[Image, ...] = ()
-    strange: int = 0
-    wanted: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Something that stays, and why."""
-
-    what: str
-    why: str
+    with engine.errors(f"stopping {session.container}"), contextlib.suppress(NotFound):
+        if session.running:
+            invocation.api.stop(session.ident, timeout=GRACE)
+    engine.remove_container(invocation.api, session.ident)
+    with contextlib.suppress(EnforcerError):
+        invocation.enforcer.withdraw(session.ident)
+    paths = StatePaths(invocation.data / session.sandbox)
+    tell(invocation, paths, session.session)
+    state.remove_session(paths, session.session)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What goes, in this order, and what stays."""
+def finish(invocation: Invocation, session: Session) -> None:
+    """Do what the corral of a session would have done at its end.
 
-    containers: tuple[Container, ...] = ()
-    relays: tuple[str, ...] = ()
-    networks: tuple[Network, ...] = ()
-    directories: tuple[Directory, ...] = ()
-    images: tuple[Image, ...] = ()
-    kept: tuple[Kept, ...] = field(default=())
-
-    @property
-    def running(self) -> tuple[Container, ...]:
-        """Those that have to be ended first."""
-        return tuple(one for one in self.containers if one.running)
-
-
-def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan:
-    """Decide what goes.
-
-    Args:
-        found: what there is.
-        running: end and remove what runs, too.
-        images: remove images that no policy makes any more, too.
+    Raises:
+        EngineError: Docker cannot.
     """
-    going = tuple(one for one in found.containers if _goes(one, running=running))
-    staying = [one for one in found.containers if one not in going]
-    # What is ended lets go of its sandbox in a moment; it is looked at again then.
-    ending = {one.sandbox for one in going if one.running}
-    alive = {one.sandbox for one in staying} | (found.busy - ending)
-    tokens = {Sandbox(sandbox).token for sandbox in alive}
-    with_container = {(one.sandbox, one.session) for one in staying}
-    return Plan(
-        containers=going,
-        relays=tuple(unit for unit in found.relays if _token(unit) not in tokens),
-        networks=tuple(net for net in found.networks if net.sandbox not in alive),
-        directories=tuple(
-            one
-            for one in found.directories
-            if (one.sandbox, one.session) not in with_container
-            and (not one.held or any(_of(one, other) and other.running for other in going))
-        ),
-        images=tuple(_unused(found)) if images else (),
-        kept=tuple(_kept(staying, found, images=images)),
+    if not session.note.keep:
+        remove(invocation, session)
+        return
+    with contextlib.suppress(EnforcerError):
+        invocation.enforcer.withdraw(session.ident)
+    tell(invocation, StatePaths(invocation.data / session.sandbox), session.session)
+    invocation.console.tell(
+        f"kept: {session.container} (corral inspect, corral logs); corral down removes it"
     )
 
 
-def _goes(one: Container, *, running: bool) -> bool:
-    if one.running:
-        return running
-    return one.state in DEAD and not one.held and not one.kept
+def tell(invocation: Invocation, paths: StatePaths, session: str) -> None:
+    """Say what a session changed that was left to itself, and has ended."""
+    try:
+        protect.told_later(paths, session, invocation.user.environ, invocation.console.warn_block)
+    except CorralError as error:
+        invocation.console.warn(error.message)
 
 
-def _of(directory: Directory, container: Container) -> bool:
-    return (directory.sandbox, directory.session) == (container.sandbox, container.session)
+def sweep(invocation: Invocation, found: Sequence[Session]) -> list[str]:
+    """Remove what is left of sessions of one sandbox that nobody looks after; return their ids.
+
+    Each has its lock taken first, so nobody comes to it meanwhile. A failure is told and stands in nobody's
+    way.
+
+    Args:
+        invocation: who and where.
+        found: the sessions of the invocation's sandbox.
+    """
+    paths = StatePaths(invocation.data / invocation.loaded.sandbox.id)
+    removed = []
+    for one in found:
+        if one.leftover:
+            with attended.attendance() as ours:
+                if not ours.take(paths.session(one.session)):
+                    continue
+                invocation.console.tell(f"{one.name} {how(one)} and nobody looked after it: removed")
+                try:
+                    remove(invocation, one)
+                except CorralError as error:
+                    invocation.console.warn(error.message)
+                    continue
+                removed.append(one.session)
+    known = {one.session for one in found}
+    for directory in orphans(paths, known):
+        with attended.attendance() as ours:
+            if ours.take(directory):
+                # The enforcer has removed its container already, or its corral came no further.
+                tell(invocation, paths, directory.name)
+                state.remove_session(paths, directory.name)
+                removed.append(directory.name)
+    return removed
 
 
-def _token(unit: str) -> str:
-    match = RELAY.fullmatch(unit)
-    return match[1] if match else ""
+def how(session: Session) -> str:
+    """Return how a session came to its end, in words."""
+    code = _CODE.search(session.status)
+    return f"ended with exit code {code[1]}" if code else "did not start"
 
 
-def _unused(found: Found) -> Iterator[Image]:
-    for image in found.images:
-        if not image.tagged or image.sandbox not in found.wanted:
-            yield image
-
-
-def _kept(staying: Sequence[Container], found: Found, *, images: bool) -> Iterator[Kept]:
-    for one in staying:
-        if one.kept and not one.running and not one.held:
-            yield Kept(one.name, "keep: true; corral inspect looks at it, corral down removes it")
-        elif one.running:
-            yield Kept(one.name, "it runs; corral down ends it, or corral prune --running")
-    if images and found.strange:
-        count = "1 image" if found.strange == 1 else f"{found.strange} images"
-        yield Kept(count, "whose they are cannot be told: docker image ls --filter label=io.corral.inputs")
+def orphans(paths: StatePaths, known: Iterable[str]) -> list[Path]:
+    """Return the directories of sessions that have no container, and that nobody looks after."""
+    with contextlib.suppress(OSError):
+        return [
+            directory
+            for directory in sorted((paths.root / "sessions").iterdir())
+            if SESSION_ID.fullmatch(directory.name)
+            and directory.name not in set(known)
+            and attended.attended(directory) is False
+        ]
+    return []

@@ -14,6 +14,7 @@ from typing import Any
 
 from corral import (
     apart,
+    attended,
     checks,
     engine,
     existing,
@@ -231,13 +232,14 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     api, loaded, paths = invocation.api, invocation.approved, invocation.paths
     keep = loaded.policy.keep and request.purpose != "verify"
     made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session, keep=keep)
-    with _undone(invocation, made):
+    with attended.attendance() as ours, _undone(invocation, made):
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         made.lock = state.hold_session(paths, request.session, keep=keep)
-        note = sessions.Note(request.name, revision(loaded).sha256, prepared.image)
+        ours.begin(paths.session(request.session))
+        note = sessions.Note(request.name, revision(loaded).sha256, prepared.image, keep, request.purpose)
         sessions.write_note(paths, request.session, note)
-        secrets = delivered(loaded, prepared.secrets)
+        secrets = {**delivered(loaded, prepared.secrets), **request.variables}
         with (
             held.held(mount.source for mount in (*loaded.mounts, *protected)) as places,
             secretchannel.offered(paths.session_home(request.session), secrets) as fetched,
@@ -260,7 +262,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     image=prepared.image,
                     address=address,
                     gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
-                    start=invocation.cwd,
+                    start=request.start or invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),
                     limits=prepared.limits,

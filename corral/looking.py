@@ -5,6 +5,7 @@ What is too much is named (`Look.cut`), never left out silently.
 
 from __future__ import annotations
 
+import base64
 import errno
 import fnmatch
 import hashlib
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from corral.held import open_place
 from policy.mounts import is_within
@@ -47,6 +48,22 @@ class Entry:
     digest: str = ""
     content: bytes | None = None
     stamp: tuple[int, ...] = ()
+
+    def body(self) -> list[Any]:
+        """Return it as JSON has it."""
+        content = None if self.content is None else base64.b64encode(self.content).decode()
+        return [self.mode, self.size, self.digest, content, list(self.stamp)]
+
+    @classmethod
+    def of(cls, body: Any) -> Entry:
+        """Return what ``body`` returned.
+
+        Raises:
+            TypeError, ValueError: it is something else.
+        """
+        mode, size, digest, content, stamp = body
+        kept = None if content is None else base64.b64decode(content, validate=True)
+        return cls(int(mode), int(size), str(digest), kept, tuple(map(int, stamp)))
 
     @property
     def executable(self) -> bool:
@@ -88,6 +105,22 @@ class Look:
     tree: str = "/"
     left: int = MAX_MOUNT
     bytes_left: int = MAX_BYTES
+
+    def body(self) -> dict[str, Any]:
+        """Return what was seen as JSON has it: ``{"found": {path: entry}, "cut": {}, "configs": []}``."""
+        found = {path: None if entry is None else entry.body() for path, entry in self.found.items()}
+        return {"found": found, "cut": self.cut, "configs": sorted(self.configs)}
+
+    @classmethod
+    def of(cls, body: Any) -> Look:
+        """Return what ``body`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        found = {str(path): None if row is None else Entry.of(row) for path, row in body["found"].items()}
+        cut = {str(path): str(why) for path, why in body["cut"].items()}
+        return cls(found, cut, {str(path) for path in body["configs"]})
 
     def begin(self, tree: str) -> None:
         """Give the next mount what may be spent on one."""

@@ -18,7 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from corral import oserrors, state, watched
 from corral.held import open_place
+from corral.looking import Look
 from corral.watched import Finding
+from policy import savedfile
 from policy.container import Mount
 from policy.errors import CorralError, PolicyError
 from policy.identity import SESSION_ID, StatePaths
@@ -26,6 +28,8 @@ from policy.loader import LoadedPolicy
 from policy.revision import shown
 
 RECORDS = "changed"
+# In a session's directory, which no container sees: how it was when the session began.
+BEFORE = "before.json"
 KEPT = 20
 # Paths in a report.
 TOLD = 200
@@ -68,22 +72,47 @@ def _make(directory: str) -> None:
             os.close(parent)
 
 
-@contextlib.contextmanager
-def reported(
-    loaded: LoadedPolicy,
-    paths: StatePaths,
-    session: str,
-    environ: Mapping[str, str],
-    warn: Callable[[Sequence[str]], None],
-) -> Iterator[None]:
-    """Say after the block what it did to files that this host executes, however it ended."""
-    places, search = trees(loaded), environ.get("PATH", "").split(os.pathsep)
-    before = watched.snapshot(places, search, environ)
-    try:
-        yield
-    finally:
+class Watch:
+    """What was there before a session, until what it changed is told.
+
+    Args:
+        places: the directories that it can write.
+        before: what was in them.
+        session: its id.
+        paths: the sandbox's files.
+    """
+
+    def __init__(self, places: Sequence[str], before: Look, session: str, paths: StatePaths) -> None:
+        self._places, self._before = list(places), before
+        self._session, self._paths = session, paths
+        self.left = False
+
+    def save(self) -> None:
+        """Keep it with the session's files: whoever ends the session, or finds it ended, tells.
+
+        Raises:
+            CorralError: the disk refuses.
+        """
+        body = {"places": self._places, "before": self._before.body()}
+        file = self._paths.session(self._session) / BEFORE
         try:
-            findings = watched.compare(before, watched.snapshot(places, search, environ), search)
+            file.write_text(json.dumps(body), encoding="ascii")
+        except OSError as error:
+            raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+
+    def leave(self) -> None:
+        """The session goes on without us: telling is for another one."""
+        self.left = True
+
+    def tell(self, environ: Mapping[str, str], warn: Callable[[Sequence[str]], None]) -> None:
+        """Say what changed since."""
+        before, session, paths = self._before, self._session, self._paths
+        search = environ.get("PATH", "").split(os.pathsep)
+        with contextlib.suppress(OSError):
+            # Once.
+            (paths.session(session) / BEFORE).unlink()
+        try:
+            findings = watched.compare(before, watched.snapshot(self._places, search, environ), search)
         except Exception as error:
             # Whatever an agent made of it: what there was before is kept.
             findings = [
@@ -97,6 +126,45 @@ def reported(
             if findings:
                 _remember(paths, session, [finding for finding in findings if not finding.told_only])
                 warn(report(findings, session))
+
+
+def watch(loaded: LoadedPolicy, paths: StatePaths, session: str, environ: Mapping[str, str]) -> Watch:
+    """Look at the files that this host executes, before a session starts."""
+    places, search = trees(loaded), environ.get("PATH", "").split(os.pathsep)
+    return Watch(places, watched.snapshot(places, search, environ), session, paths)
+
+
+@contextlib.contextmanager
+def reported(
+    loaded: LoadedPolicy,
+    paths: StatePaths,
+    session: str,
+    environ: Mapping[str, str],
+    warn: Callable[[Sequence[str]], None],
+) -> Iterator[Watch]:
+    """Say after the block what it did to files that this host executes, unless the session was left."""
+    made = watch(loaded, paths, session, environ)
+    try:
+        yield made
+    finally:
+        if not made.left:
+            made.tell(environ, warn)
+
+
+def told_later(
+    paths: StatePaths, session: str, environ: Mapping[str, str], warn: Callable[[Sequence[str]], None]
+) -> None:
+    """Say what a session changed that was left to itself, and has ended; once."""
+    file = paths.session(session) / BEFORE
+    try:
+        body = savedfile.value(file)
+        made = Watch([str(place) for place in body["places"]], Look.of(body["before"]), session, paths)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        warn(unknown(error, session)[:1])
+        return
+    made.tell(environ, warn)
 
 
 def unknown(error: Exception, session: str) -> list[str]:

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral import inventory, leftovers, process, relay, state, trees
+from corral import inventory, process, relay, state, sweeping, trees
 from corral.engine import container_name, errors
-from corral.leftovers import Container, Directory, Found, Image, Network, Plan
 from corral.pruned import Outcome, Thing, planned
 from corral.session import User
+from corral.sweeping import Container, Directory, Found, Image, Network, Plan
 from policy import holding
 from policy.declaration import LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION, LABEL_UID
 from policy.errors import CorralError, EnforcerError, EngineError, EngineGoneError, PolicyError
@@ -47,6 +47,7 @@ class Prune:
         data: where that user's sandboxes have their files.
         api: the engine.
         enforcer: the host service, told what ended; it may be gone.
+        ended: called with a session whose files go: where they are, and its id.
         clock, sleep: seconds, monotonic.
     """
 
@@ -56,12 +57,13 @@ class Prune:
         data: Path,
         api: APIClient,
         enforcer: Client,
+        ended: Callable[[StatePaths, str], None] = lambda _, __: None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._user, self._data, self._api, self._enforcer = user, data, api, enforcer
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._ended = clock, sleep, ended
         self.begin()
 
     def begin(self) -> None:
@@ -159,7 +161,7 @@ class Prune:
     def _relays(self) -> Iterator[str]:
         done = self._systemctl("list-units", "--all", "--plain", "--no-legend", "--no-pager", RELAYS)
         for line in done.splitlines():
-            if leftovers.RELAY.fullmatch(unit := (line.split() or [""])[0]):
+            if sweeping.RELAY.fullmatch(unit := (line.split() or [""])[0]):
                 yield unit
 
     def _systemctl(self, *words: str) -> str:
@@ -244,7 +246,7 @@ class Prune:
     def _sandbox_of(self, unit: str, plan: Plan) -> str:
         known = {*self._sandboxes(), *(one.sandbox for one in plan.networks)}
         known |= {one.sandbox for one in plan.containers}
-        match = leftovers.RELAY.fullmatch(unit)
+        match = sweeping.RELAY.fullmatch(unit)
         return next((one for one in known if match and Sandbox(one).token == match[1]), "")
 
     def _end_running(self, plan: Plan) -> None:
@@ -331,6 +333,10 @@ class Prune:
                 if free:
                     if self._has_container(place):
                         return ""
+                    if self._left() < GRACE:
+                        # To say what it changed takes a moment, and without that nothing of it goes.
+                        return LATE
+                    self._ended(self._paths(place.sandbox), place.session)
                     trees.remove(path, late=lambda: self._clock() > until)
                     break
             # A command whose session was ended above is removing it.
@@ -363,13 +369,14 @@ def prune(
     dry_run: bool = False,
     tell: Callable[[str], None],
     ask: Callable[[str], bool] | None = None,
+    ended: Callable[[StatePaths, str], None] = lambda _, __: None,
 ) -> Outcome:
     """Do ``corral prune``.
 
     Args:
-        user, data, enforcer: see ``Prune``.
+        user, data, enforcer, ended: see ``Prune``.
         connect: returns a client of the engine; of the environment, and with seconds for each request.
-        running, images: see ``leftovers.decide``.
+        running, images: see ``sweeping.decide``.
         dry_run: change nothing.
         tell: gets a line for each thing that was removed.
         ask: asked before anything that runs is ended; None: nobody can be.
@@ -382,9 +389,9 @@ def prune(
     except EngineGoneError as error:
         return Outcome(dry_run, error.message)
     with contextlib.closing(api):
-        work = Prune(user, data, api, enforcer)
+        work = Prune(user, data, api, enforcer, ended)
         try:
-            plan = leftovers.decide(work.look(images=images), running=running, images=images)
+            plan = sweeping.decide(work.look(images=images), running=running, images=images)
         except EngineGoneError as error:
             return Outcome(dry_run, error.message)
         except LateError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from corral.leftovers import Kept, Plan
+from corral.sweeping import Kept, Plan
 from policy.identity import StatePaths
 
 

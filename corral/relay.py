@@ -20,12 +20,12 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from corral import process, relaylaunch
-from policy.declaration import HostService
 from policy.errors import CorralError
 from policy.identity import Sandbox
 
 if TYPE_CHECKING:
     from enforcer.client import Daemon
+    from policy.declaration import HostService
 
 PROXY_PATHS = ("/usr/lib/systemd/systemd-socket-proxyd", "/lib/systemd/systemd-socket-proxyd")
 NO_MANAGER = 'the user manager of systemd has to run; without a login: loginctl enable-linger "$USER"'

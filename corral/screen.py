@@ -6,10 +6,14 @@ size changes, and of one that prints lines the last ones are shown again.
 
 from __future__ import annotations
 
+import base64
 import re
+from collections.abc import Callable
+from typing import Any
 
+CURSOR = 25
 # Modes (CSI ? n h) that a terminal has on at the beginning; all others are off.
-ON = frozenset({7, 25})
+ON = frozenset({7, CURSOR})
 ALTERNATE = frozenset({47, 1047, 1049})
 # Followed: keys, wrapping, cursor, mouse, focus, paste, colours and size reports. 2026 holds back drawing.
 _MOUSE = frozenset({1000, 1002, 1003, 1005, 1006, 1007, 1015, 1016})
@@ -33,12 +37,51 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 LONGEST = 65536
 
 
+# Of a line that has not ended.
+TAIL = 4096
+
+
 class Screen:
-    """Follows a program's output."""
+    """Follows a program's output.
+
+    ``changed`` is called when a mode changed that lasts; ``tail`` is the line that has not ended.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
+        self.tail = b""
+        self.changed: Callable[[], None] = lambda: None
         self._reset()
+
+    def body(self) -> dict[str, Any]:
+        """Return what it is now, as JSON has it."""
+        return {
+            "modes": {str(number): on for number, on in self.modes.items()},
+            "keyboards": self.keyboards,
+            "other_keys": self.other_keys,
+            "keypad": self.keypad,
+            "tail": base64.b64encode(self.tail).decode(),
+        }
+
+    @classmethod
+    def of(cls, body: Any) -> Screen:
+        """Return what ``body`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        made = cls()
+        made.modes = {int(number): on is True for number, on in body["modes"].items()}
+        made.modes = {number: on for number, on in made.modes.items() if number in FOLLOWED}
+        made.keyboards = [int(flags) % 10000 for flags in body["keyboards"]][:16]
+        made.other_keys, made.keypad = int(body["other_keys"]) % 10000, body["keypad"] is True
+        made.tail = base64.b64decode(body["tail"], validate=True)[-TAIL:]
+        return made
+
+    def _lasting(self) -> tuple[object, ...]:
+        # The cursor is switched off and on with every picture.
+        modes = {number: on for number, on in self.modes.items() if number != CURSOR}
+        return modes, tuple(self.keyboards), self.other_keys, self.keypad
 
     def _reset(self) -> None:
         self.modes: dict[int, bool] = {}
@@ -48,11 +91,16 @@ class Screen:
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of output."""
+        before = self._lasting()
+        line = data.rpartition(b"\n")
+        self.tail = (line[2] if line[1] else self.tail + line[2])[-TAIL:]
         data = self._rest + data
         tail = _INCOMPLETE.search(data[-LONGEST:])
         self._rest = tail.group() if tail else b""
         for match in _SEQUENCE.finditer(data[: len(data) - len(self._rest)]):
             self._take(match.group())
+        if self._lasting() != before:
+            self.changed()
 
     def _take(self, sequence: bytes) -> None:
         if match := _MODES.fullmatch(sequence):

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corral import runtimes, secretchannel
+from corral import runtimes, secretchannel, startplace
 from corral.state import EMPTY
+from corral.user import User
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import OPEN, Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
+
+# Also what is defined where less is imported.
+__all__ = ["User"]
 
 SERVICE = "main"
 SESSION_VARIABLE = "CORRAL_SESSION_ID"
@@ -35,22 +39,6 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class User:
-    """Who runs corral: ids, home directory, environment, and the name and email Git commits with.
-
-    ``rootless``: the engine is this user's own.
-    """
-
-    uid: int
-    gid: int
-    home: Path
-    environ: Mapping[str, str]
-    git: Mapping[str, str] = field(default_factory=dict)
-    zone: str = ""
-    rootless: bool = False
-
-
-@dataclass(frozen=True)
 class Terminal:
     """What the session is attached to: a terminal or not, its size in columns and rows, and an open stdin."""
 
@@ -64,7 +52,8 @@ class Terminal:
 class Request:
     """One container to start: what for, which command, attached to what.
 
-    ``name``: what its user calls it.
+    ``name``: what its user calls it. ``start``: where the command starts, None: where its user is.
+    ``variables``: of its environment, delivered like secrets.
     """
 
     purpose: str
@@ -72,6 +61,8 @@ class Request:
     session: str
     terminal: Terminal = Terminal()
     name: str = ""
+    start: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -206,10 +197,11 @@ def mounts(
 
 
 def workdir(loaded: LoadedPolicy, start: Path) -> str:
-    """Return where the command starts: the user's directory when it is in the project, else the project."""
+    """Return where the command starts: the given directory when the session sees it, else the project."""
     if loaded.policy.mode != "run":
         return HOME
-    return str(start if start.is_relative_to(loaded.project) else loaded.project)
+    seen = (*startplace.reachable(loaded), Path(WORKSPACE))
+    return str(start if any(start.is_relative_to(place) for place in seen) else loaded.project)
 
 
 def plan(

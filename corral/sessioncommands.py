@@ -12,6 +12,7 @@ import typer
 from corral.commands import Accept, Json, _console, _finish, _invocation, _print
 from corral.console import wants_colour
 from corral.oserrors import naming
+from corral.runcommands import Keys
 from corral.tidycommands import app
 
 __all__ = ["app"]
@@ -26,15 +27,6 @@ Sandbox = Annotated[
     str | None,
     typer.Option(
         "--sandbox", metavar="ID", help="Of this sandbox, from whatever directory.", show_default=False
-    ),
-]
-Keys = Annotated[
-    str | None,
-    typer.Option(
-        "--detach-keys",
-        metavar="KEYS",
-        help="Keys that leave it running, such as ctrl-],ctrl-q; none: there are none.",
-        show_default=False,
     ),
 ]
 

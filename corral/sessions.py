@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import engine, oserrors
+from corral import attended, engine
+from corral.notes import LEAVABLE, Note, read_note, write_note
 from corral.plain import cleaned, columns
-from policy import savedfile
 from policy.declaration import (
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -26,7 +25,9 @@ from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 if TYPE_CHECKING:
     from docker.api.client import APIClient
 
-NOTE = "session.json"
+# Also what is defined where less is imported.
+__all__ = ["LEAVABLE", "Note", "read_note", "write_note"]
+
 DAEMON = "daemon"
 VERIFY = "verify"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -34,18 +35,15 @@ HEADER = ("SANDBOX", "SESSION", "NAME", "KIND", "STATE", "ADDRESS", "AGE", "PROJ
 HEADLINE = "no sessions"
 
 
-@dataclass(frozen=True)
-class Note:
-    """What a session was made of: hash of the approved policy, id of the image. ``name`` is the user's."""
-
-    name: str = ""
-    policy: str = ""
-    image: str = ""
+NO_NOTE = Note()
 
 
 @dataclass(frozen=True)
 class Session:
-    """A container of a sandbox. ``created`` is wall time; ``status`` is Docker's own words."""
+    """A container of a sandbox. ``created`` is wall time; ``status`` is Docker's own words.
+
+    ``attended``: whether somebody's corral looks after it, None when that is not known.
+    """
 
     ident: str
     container: str
@@ -58,7 +56,19 @@ class Session:
     status: str
     created: float
     address: str
-    note: Note = Note()
+    note: Note = NO_NOTE
+    attended: bool | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether it is somebody's session, runs, and nobody's corral looks after it."""
+        return self.running and self.purpose in LEAVABLE and self.attended is False
+
+    @property
+    def leftover(self) -> bool:
+        """Whether it has ended, or never began, and nobody will remove it. What is not known is none."""
+        ended = self.state in {"exited", "created", "dead"} and self.attended is False
+        return ended and self.purpose != DAEMON and not self.note.keep
 
     @property
     def running(self) -> bool:
@@ -83,28 +93,6 @@ def valid_name(text: str) -> str:
             "use letters, digits, '.', '_' and '-' (at most 64, the first a letter or digit)",
         )
     return text
-
-
-def write_note(paths: StatePaths, session: str, note: Note) -> None:
-    """Keep a note beside the session's files, where no container sees it.
-
-    Raises:
-        CorralError: the disk refuses.
-    """
-    file = paths.session(session) / NOTE
-    try:
-        file.write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
-
-
-def read_note(paths: StatePaths, session: str) -> Note:
-    """Return what was noted; what cannot be read is empty."""
-    try:
-        body = savedfile.value(paths.session(session) / NOTE)
-        return Note(**{key: str(body[key]) for key in ("name", "policy", "image")})
-    except (OSError, ValueError, KeyError, TypeError):
-        return Note()
 
 
 def all_of(api: APIClient, uid: int, data: Path) -> list[Session]:
@@ -141,6 +129,7 @@ def _sessions(rows: Iterable[Mapping[str, Any]], data: Path) -> Iterable[Session
                 created=float(row.get("Created") or 0),
                 address=_address(row, Sandbox(sandbox).network),
                 note=read_note(StatePaths(data / sandbox), session),
+                attended=attended.attended(StatePaths(data / sandbox).session(session)),
             )
 
 
@@ -198,6 +187,46 @@ def free_name(found: Iterable[Session], name: str) -> None:
         raise CorralError(f"the session {name} runs already", f"corral attach {name}, or choose another name")
 
 
+def valid_id(text: str) -> str:
+    """Return an id for a session.
+
+    Raises:
+        PolicyError: it is none.
+    """
+    if not SESSION_ID.fullmatch(text):
+        raise PolicyError(
+            f"{text[:80]!r} is no id of a session",
+            "an id is eight hexadecimal digits (0-9, a-f); what another program calls it goes into --name",
+        )
+    return text
+
+
+def free_id(found: Iterable[Session], ident: str) -> None:
+    """Refuse an id that a session of any sandbox has or had, as long as something of it is there.
+
+    Raises:
+        CorralError: it is taken.
+    """
+    taken = next((one for one in found if one.session == ident), None)
+    if taken is not None:
+        what = "runs already" if taken.running else "has ended, and its container is there"
+        raise CorralError(f"the session {ident} {what}", "choose another id, or leave out --session-id")
+
+
+def other_policy(found: Iterable[Session], policy: str) -> str:
+    """Return what is to be said of sessions that run under another policy than this hash's; maybe nothing."""
+    names = [
+        one.name
+        for one in found
+        if one.running and one.purpose in LEAVABLE and one.note.policy not in {"", policy}
+    ]
+    if not names:
+        return ""
+    verbs = ("was", "keeps") if len(names) == 1 else ("were", "keep")
+    listed = ", ".join(names)
+    return f"the policy changed: {listed} {verbs[0]} started under the one of before, and {verbs[1]} to it"
+
+
 def as_json(found: Iterable[Session]) -> list[dict[str, Any]]:
     """Return rows for programs."""
     return [
@@ -213,6 +242,7 @@ def as_json(found: Iterable[Session]) -> list[dict[str, Any]]:
             "address": one.address if one.running else None,
             "container": one.container,
             "project": one.project,
+            "attended": one.attended if one.purpose != DAEMON else None,
         }
         for one in found
     ]
@@ -228,7 +258,7 @@ def render(found: Sequence[Session], now: float) -> str:
             one.session,
             one.note.name or "-",
             one.purpose,
-            one.state if one.running else one.status.lower() or one.state,
+            _told(one),
             one.address if one.running and one.address else "-",
             age(now - one.created),
             one.project,
@@ -236,6 +266,12 @@ def render(found: Sequence[Session], now: float) -> str:
         for one in found
     ]
     return "\n".join(columns([HEADER, *(tuple(map(str, cleaned(list(row)))) for row in rows)]))
+
+
+def _told(one: Session) -> str:
+    if one.left:
+        return f"{one.state}, left"
+    return one.state if one.running else one.status.lower() or one.state
 
 
 def age(seconds: float) -> str:

@@ -35,10 +35,17 @@ class Starting(Protocol):
 class _Watch:
     """What the container says while it starts."""
 
-    def __init__(self, connection: socket.socket, tty: bool, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        tty: bool,
+        show: Callable[[str], None],
+        seen: Callable[[bytes], None],
+    ) -> None:
         self._connection = connection
         self._decoder = None if tty else FrameDecoder()
         self._show = show
+        self._seen = seen
         self._partial = b""
         self.passed = False
         self.ended = False
@@ -59,6 +66,7 @@ class _Watch:
         self.ended = not data
         parts = [data] if self._decoder is None else [part for _, part in self._decoder.feed(data)]
         for part in parts:
+            self._seen(part)
             self._take(part)
 
     def _take(self, data: bytes) -> None:
@@ -80,6 +88,7 @@ def start(
     tty: bool,
     fetched: threading.Event,
     show: Callable[[str], None],
+    seen: Callable[[bytes], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Start a container and return once its program runs.
@@ -90,6 +99,7 @@ def start(
         tty: whether it has a terminal.
         fetched: set when its secrets are in it.
         show: takes the lines of the gate.
+        seen: takes all output.
         clock: seconds, monotonic.
 
     Raises:
@@ -97,7 +107,7 @@ def start(
         EngineError: Docker refused.
     """
     connection.setblocking(False)
-    watch = _Watch(connection, tty, show)
+    watch = _Watch(connection, tty, show, seen)
     container.start()
     until = clock() + PATIENCE
     while not (watch.passed and fetched.is_set()):

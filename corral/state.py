@@ -159,6 +159,13 @@ def remove_session(paths: StatePaths, session: str) -> None:
     trees.remove(paths.session(session))
 
 
+def sessions_of(paths: StatePaths) -> list[str]:
+    """Return the ids of the sessions that have files, sorted."""
+    with contextlib.suppress(OSError):
+        return sorted(entry.name for entry in (paths.root / "sessions").iterdir())
+    return []
+
+
 def remove_sessions(paths: StatePaths, keep: Sequence[str] = ()) -> int:
     """Remove the directories of all sessions but some; return how many there were."""
     count = 0

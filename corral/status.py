@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from corral.console import BOLD, RED, YELLOW, paint
@@ -48,12 +48,27 @@ def _sandbox(sandbox: Mapping[str, Any], colour: bool) -> list[str]:
     head = f"{sandbox.get('sandbox')}  network {sandbox.get('subnet')}  bridge {sandbox.get('bridge')}"
     lines = [paint(head, BOLD, colour)]
     lines += [paint(f"  PROBLEM: {text}", RED, colour) for text in sandbox.get("problems") or ()]
+    lines += [paint(f"  {text}", YELLOW if bad else "", colour and bad) for text, bad in _unit(sandbox)]
     sessions = sandbox.get("sessions") or []
     if not sessions:
         lines.append("  no sessions")
     for session in sessions:
         lines += _session(session, colour)
     return lines
+
+
+def _unit(sandbox: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield what is to be said of the unit that keeps an agent up, and whether it is bad."""
+    unit = sandbox.get("unit") or {}
+    if not unit:
+        return
+    boot = "starts with the machine" if unit.get("enabled") else "does not start with the machine"
+    yield (
+        f"unit {unit.get('unit')}: {unit.get('active')} ({unit.get('sub')}), {boot}",
+        (unit.get("active") not in {"active", "activating"}),
+    )
+    if sandbox.get("lingers") is False:
+        yield 'without a login nothing of it runs: sudo loginctl enable-linger "$USER"', True
 
 
 def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
@@ -72,6 +87,10 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
+    if session.get("attended") is False:
+        lines.append(
+            f"    nobody is attached: corral attach {session.get('called') or session.get('session')}"
+        )
     return lines + _denied(session)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from corral.commands import Json, _ask, _finish, _invocation, _print, _say
+from corral.commands import Json, _ask, _console, _finish, _invocation, _print, _say
 from corral.namecommands import app
 from corral.oserrors import naming
 
@@ -41,17 +41,26 @@ def prune(
     """
 
     def action() -> int:
-        from corral import __version__, pruned
+        from corral import __version__, protect, pruned
         from corral import prune as on
         from corral.context import current_user
         from corral.engine import connect
         from enforcer.client import Client, socket_path
         from policy import versions
-        from policy.identity import data_home
+        from policy.errors import CorralError
+        from policy.identity import StatePaths, data_home
 
         user = current_user(os.environ)
         data = data_home(user.home, dict(user.environ))
         versions.check_state(data, __version__)
+        console = _console()
+
+        def ended(paths: StatePaths, session: str) -> None:
+            try:
+                protect.told_later(paths, session, user.environ, console.warn_block)
+            except CorralError as error:
+                console.warn(error.message)
+
         asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
         with naming(data):
             found = on.prune(
@@ -64,6 +73,7 @@ def prune(
                 dry_run=dry_run,
                 tell=_say if as_json else _print,
                 ask=_ask if asks else None,
+                ended=ended,
             )
         text = pruned.as_json(found) if as_json else pruned.render(found)
         if text:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral import __version__, inventory, leaving, process, relay, rootless, trees
-from corral.install import USER_UNIT, user_units
+from corral.install import USER_UNIT
 from corral.installer import common
 from corral.installer.bundle import program
 from corral.installer.elevate import as_root, inside
@@ -27,6 +27,7 @@ from corral.installrootless import CODE, DROP_IN, ENGINE_UNIT, WRITER_UNIT
 from corral.inventory import Inventory
 from corral.leaving import Leaving, Survey
 from corral.units import PREFIX
+from corral.user import user_units
 from enforcer.client import config_directory, runtime_directory
 from policy import versions
 from policy.errors import CorralError, EngineError, InstallError

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral import process
-from corral.install import USER_UNIT, user_units, write_unit
+from corral.install import USER_UNIT, write_unit
 from corral.membership import membership
 from corral.relay import NO_MANAGER, environment, properties
 from corral.session import User
+from corral.user import user_units
 from policy.errors import CorralError
 from policy.identity import Sandbox
 from policy.loader import LoadedPolicy

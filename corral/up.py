@@ -13,21 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corral import engine, hooks, network, relaylaunch, sessions, starting, state, units
+from corral import engine, hooks, network, protect, relaylaunch, sessions, units
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
-from corral.lifecycle import Created, Prepared, created, prepare
-from corral.run import say_what_holds, warn_of_git
+from corral.leftovers import remove, tell
+from corral.lifecycle import Prepared, created, prepare
+from corral.run import COLUMNS, ROWS, say_what_holds, warn_of_git, watched
 from corral.session import Request, Terminal
 from corral.sessions import DAEMON, Session
 from policy.container import HOST_ALIAS
 from policy.errors import CorralError, EnforcerError, EngineError, EngineGoneError, PolicyError
-from policy.identity import StatePaths
 from policy.revision import revision
 
-# Of a terminal that nobody looks at: what programs expect.
-TERMINAL = Terminal(tty=True, stdin=True, columns=120, rows=40)
-GRACE = 10
+TERMINAL = Terminal(tty=True, stdin=True, columns=COLUMNS, rows=ROWS)
 COME_BACK, PAUSE = 120.0, 0.5
 
 
@@ -118,7 +116,9 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
     warn_of_git(invocation)
     with console.step("pre-launch hook", minor=True):
         hooks.pre_launch(loaded, environ=user.environ, home=user.home, session=request.session)
+    watch = protect.watch(loaded, invocation.paths, request.session, user.environ)
     with created(invocation, prepared, request) as made, console.step("start"):
+        watch.save()
         _end(invocation, others)
         watched(invocation, made)
         made.leave()
@@ -127,19 +127,6 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
         raise CorralError("the container is gone, which was started just now", "corral up")
     names = {str(name): list(found) for name, found in dict(made.ready.get("names") or {}).items()}
     return Up(session, fresh=True, names=names, services=_services(invocation))
-
-
-def watched(invocation: Invocation, made: Created) -> None:
-    """Start a container without input of ours, show what its gate says, return when its program runs."""
-    container = AttachedContainer(invocation.api, base_url(invocation.user.environ), made.ident, stdin=False)
-    with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
-        starting.start(
-            container,
-            connection,
-            tty=made.spec.tty,
-            fetched=made.fetched,
-            show=invocation.console.show,
-        )
 
 
 def _services(invocation: Invocation) -> tuple[int, ...]:
@@ -169,6 +156,8 @@ def _stay(invocation: Invocation, session: Session) -> int:
     invocation.console.tell(f"the agent ended with exit code {code}; corral logs shows what it said")
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(session.ident)
+    # Now, and not when the next one starts: it may be started again at once, over what this one left.
+    tell(invocation, invocation.paths, session.session)
     return 1
 
 
@@ -193,23 +182,6 @@ def _end_of(invocation: Invocation, container: AttachedContainer, session: Sessi
         except EngineError:
             # It was removed: corral down, or an up that replaces it.
             return "unknown"
-
-
-def remove(invocation: Invocation, session: Session) -> None:
-    """End a session and remove everything of it.
-
-    Raises:
-        EngineError: Docker cannot.
-    """
-    from docker.errors import NotFound
-
-    with engine.errors(f"stopping {session.container}"), contextlib.suppress(NotFound):
-        if session.running:
-            invocation.api.stop(session.ident, timeout=GRACE)
-    engine.remove_container(invocation.api, session.ident)
-    with contextlib.suppress(EnforcerError):
-        invocation.enforcer.withdraw(session.ident)
-    state.remove_session(StatePaths(invocation.data / session.sandbox), session.session)
 
 
 def report(found: Up) -> str:

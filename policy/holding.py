@@ -16,6 +16,8 @@ from policy.errors import CorralError
 # Files in a session's directory, which no container sees. The first: its user wants to look at it after its
 # end (keep: true). The second: whoever started it left it running, and wants to read what it said.
 KEPT, LEFT = "kept", "left"
+# Locked by who looks after a session at the moment: who made it, later perhaps somebody who came back to it.
+ATTENDED = "attended"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,6 +50,24 @@ def unheld(directory: Path) -> Iterator[bool]:
         return
     except OSError:
         # Whatever it is, it is not for us to judge.
+        yield False
+        return
+    try:
+        with _unattended(directory) as nobody:
+            yield nobody and _exclusive(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _unattended(directory: Path) -> Iterator[bool]:
+    try:
+        descriptor = os.open(directory / ATTENDED, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Who makes the session holds its directory, and has not come to this.
+        yield True
+        return
+    except OSError:
         yield False
         return
     try:

@@ -17,9 +17,9 @@ from corral import __version__, hostfacts, process, relay, rootless
 from corral.doctor import records
 from corral.doctor.model import CannotTell
 from corral.hostcheck import Facts
-from corral.install import user_units
 from corral.membership import membership
 from corral.units import PREFIX
+from corral.user import user_units
 from policy import versions
 from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import data_home

@@ -12,7 +12,7 @@ from typing import Any
 from tests.lab import Lab
 from tests.lab.facts import describe
 from tests.results import RESULTS, commit
-from tests.system.host import install
+from tests.system.host import PYTHON, Project, install
 
 from .statistics import summary
 
@@ -30,7 +30,50 @@ def heal(lab: Lab, count: int) -> dict[str, Any]:
     return {"aim": "p99 of 100 ms", **kinds, "one listing by iptables": tool, "p99 / listing": ratios}
 
 
-BENCHMARKS: dict[str, Callable[[Lab, int], dict[str, Any]]] = {"heal": heal}
+POLICY = """\
+profile: opencode
+limits: {best_effort: true}
+egress: {profile_defaults: false, allow: [allowed1.corral.example]}
+"""
+
+
+def start(lab: Lab, count: int) -> dict[str, Any]:
+    """How long commands take to begin, beside what they cannot be faster than."""
+    box = install(lab)
+    project = Project(box, f"{box.home}/Projects/bench")
+    project.policy(POLICY)
+    project.inside("true", timeout=600)
+    image = box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
+    programs = {
+        "python -c pass": [PYTHON, "-c", "pass"],
+        "corral --version": ["corral", "--version"],
+        "corral status": ["corral", "status"],
+        # Of corral run, what is not waiting for others.
+        "imports of corral run": [PYTHON, "-c", "import corral.sessioncommands, corral.run, docker"],
+        "docker run --rm IMAGE true": ["docker", "run", "--rm", "--entrypoint", "true", image],
+        "corral run -- true": ["corral", "run", "--", "true"],
+    }
+    script = (HERE / "startwatch.py").read_text()
+    told = json.loads(
+        box.run(
+            ["python3", "-", str(count), json.dumps(programs)],
+            cwd=project.path,
+            input=script,
+            timeout=60 + 10 * count,
+        ).stdout
+    )
+    project.end()
+    rows = {name: summary(seconds) for name, seconds in told.items()}
+    bare, docker = rows["python -c pass"]["p50_ms"], rows["docker run --rm IMAGE true"]["p50_ms"]
+    return {
+        "aim": "--version 60 ms over python, status 150 ms, run 1.15 of docker run",
+        **rows,
+        "--version - python": round(rows["corral --version"]["p50_ms"] - bare, 1),
+        "run / docker run": round(rows["corral run -- true"]["p50_ms"] / docker, 2),
+    }
+
+
+BENCHMARKS: dict[str, Callable[[Lab, int], dict[str, Any]]] = {"heal": heal, "start": start}
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.lab import Box
 
-# Steps: ["until", regex], ["type", text], ["resize", columns, rows], ["hang-up"]. Prints {"said", "code"}.
+# Steps: ["until", regex], ["type", text], ["resize", columns, rows], ["hang-up"], ["die"]. Prints {"said", "code"}.
 SCRIPT = r"""
 import fcntl, json, os, pty, re, select, struct, sys, termios, time
 steps, argv = json.loads(sys.argv[1]), sys.argv[2:]
@@ -42,6 +42,8 @@ for what, *rest in steps:
         os.write(terminal, rest[0].encode("latin-1"))
     elif what == "resize":
         resize(*rest)
+    elif what == "die":
+        os.kill(os.getpid(), 9)
     elif what == "hang-up":
         os.close(terminal)
         terminal = None
@@ -61,13 +63,19 @@ LEAVE = "\x1d\x11"
 def at_terminal(
     box: Box, directory: str, steps: list[list[Any]], *argv: str, **environ: str
 ) -> dict[str, Any]:
-    """Run a program at a terminal; return what it said and its exit code."""
+    """Run a program at a terminal; return what it said and its exit code.
+
+    After the step "die", which kills whose terminal it is, nothing is known of either.
+    """
     done = box.run(
         ["python3", "-c", SCRIPT, json.dumps(steps), *argv],
         cwd=directory,
         env={"TERM": "xterm-256color", **environ},
         timeout=300,
+        check=["die"] not in steps,
     )
+    if ["die"] in steps:
+        return {"code": done.returncode}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert answer["missing"] is None, answer
     return answer

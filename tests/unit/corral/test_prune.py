@@ -16,15 +16,16 @@ import pytest
 from corral import engine, network, process, state, trees
 from corral import prune as on
 from corral.context import Invocation
-from corral.leftovers import Container, Directory, Found, Image, Network, decide
 from corral.lifecycle import Prepared, created
 from corral.prune import Prune, prune
 from corral.pruned import Outcome, as_json, render
 from corral.session import Request
 from corral.subnets import Plan
+from corral.sweeping import Container, Directory, Found, Image, Network, decide
 from policy import holding
 from policy.container import Limits
 from policy.errors import EngineError, EngineGoneError
+from policy.identity import StatePaths
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
 PLAN = Plan(IPv4Network("172.16.0.0/26"))
@@ -295,6 +296,34 @@ def test_a_container_that_was_started_again_since_the_look_stays(
     outcome = work.carry_out(plan, lambda _: None)
     assert row["Id"] in docker_engine.containers_by_id
     assert "container" not in {thing.kind for thing in (*outcome.removed, *outcome.left)}
+
+
+def test_what_a_session_changed_is_told_before_its_files_go(
+    work: Prune,
+    orphan: Callable[[str], dict[str, Any]],
+    invocation: Invocation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orphan("exited")
+    told: list[tuple[str, bool]] = []
+
+    def ended(paths: StatePaths, session: str) -> None:
+        told.append((session, paths.session(session).is_dir()))
+
+    monkeypatch.setattr(work, "_ended", ended)
+    sweep(work)
+    assert told == [("00000001", True)]
+
+
+def test_files_stay_when_there_is_no_time_to_tell(
+    work: Prune, orphan: Callable[[str], dict[str, Any]], invocation: Invocation, clock: Clock
+) -> None:
+    orphan("exited")
+    plan = decide(work.look(images=False))
+    clock.now += on.SECONDS - on.MARGIN - on.GRACE + 0.5
+    outcome = work.carry_out(plan, lambda _: None)
+    assert [(thing.kind, thing.why) for thing in outcome.left] == [("session", on.LATE)]
+    assert invocation.paths.session("00000001").is_dir()
 
 
 def test_it_ends_in_time_and_says_what_is_left(

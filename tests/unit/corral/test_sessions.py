@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corral import sessions
+from corral import notes, sessions
 from corral.sessions import Note, Session, all_of, pick
 from policy.errors import CorralError, PolicyError
 from policy.identity import StatePaths
@@ -82,7 +82,7 @@ def test_a_user_sees_own_sessions_with_their_names_and_nobody_else_s(
 def test_a_note_that_cannot_be_read_is_empty(tmp_path: Path, content: str) -> None:
     directory = tmp_path / "sessions" / "aaaaaaaa"
     directory.mkdir(parents=True)
-    (directory / sessions.NOTE).write_text(content)
+    (directory / notes.FILE).write_text(content)
     assert sessions.read_note(StatePaths(tmp_path), "aaaaaaaa") == Note()
 
 
@@ -141,4 +141,4 @@ def test_a_note_is_for_its_owner_alone(tmp_path: Path) -> None:
     directory.mkdir(parents=True, mode=0o700)
     sessions.write_note(StatePaths(tmp_path), "aaaaaaaa", Note("n", "p", "i"))
     assert sessions.read_note(StatePaths(tmp_path), "aaaaaaaa") == Note("n", "p", "i")
-    assert os.listdir(directory) == [sessions.NOTE]
+    assert os.listdir(directory) == [notes.FILE]

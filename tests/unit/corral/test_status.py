@@ -171,3 +171,26 @@ def test_what_was_allowed_by_hand_is_marked_with_its_end() -> None:
     text = render(body, colour=False)
     assert "    api.example.com: port 443 was allowed by hand, for 60m more" in text
     assert "    api.example.com: port 8443 was allowed by hand, until the session ends" in text
+
+
+def sandbox_with(**more: Any) -> list[str]:
+    body = status()
+    body["sandboxes"][0] = {**body["sandboxes"][0], **more}
+    return render(body, colour=False).splitlines()
+
+
+def test_a_unit_is_told_and_what_keeps_it_from_running() -> None:
+    unit = {"unit": "corral-sandbox-0123abcd.service", "enabled": True, "active": "active", "sub": "running"}
+    lines = sandbox_with(unit=unit, lingers=True)
+    assert lines[1] == "  unit corral-sandbox-0123abcd.service: active (running), starts with the machine"
+    assert not any("linger" in line for line in lines)
+    lines = sandbox_with(unit={**unit, "enabled": False}, lingers=False)
+    assert "does not start with the machine" in lines[1]
+    assert "loginctl enable-linger" in lines[2]
+    assert sandbox_with(unit=None, lingers=False) == sandbox_with()
+
+
+def test_a_session_that_was_left_is_told_by_what_it_is_called() -> None:
+    for held, told in ((False, True), (True, False), (None, False)):
+        text = "\n".join(sandbox_with(sessions=[{**SESSION, "attended": held, "called": "review"}]))
+        assert ("nobody is attached: corral attach review" in text) == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -141,6 +142,21 @@ def test_a_session_is_held_by_one_and_a_directory_that_was_replaced_by_none(tmp_
             assert not again
     (tmp_path / "link").symlink_to(directory)
     with holding.unheld(tmp_path / "link") as free:
+        assert not free
+
+
+def test_a_session_is_not_left_while_somebody_came_back_to_it(tmp_path: Path) -> None:
+    os.close(holding.take(tmp_path))
+    (tmp_path / holding.ATTENDED).touch()
+    with holding.unheld(tmp_path) as free:
+        assert free
+    with (tmp_path / holding.ATTENDED).open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with holding.unheld(tmp_path) as free:
+            assert not free
+    (tmp_path / holding.ATTENDED).unlink()
+    (tmp_path / holding.ATTENDED).symlink_to("/dev/null")
+    with holding.unheld(tmp_path) as free:
         assert not free
 
 

@@ -1,0 +1,39 @@
+"""Commands that do not wait for the parser of the command line: to import it takes as long as they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+
+def status(*, as_json: bool) -> None:
+    """Print what the host service says of this user's sandboxes, and what is known beside it.
+
+    Raises:
+        CorralError: the service does not answer, or is another version's.
+    """
+    from corral.console import wants_colour
+    from corral.output import print_text
+    from corral.status import render
+    from corral.statusfacts import added
+    from corral.user import check_same, current_user
+    from enforcer.client import Client, socket_path
+    from policy.identity import data_home
+
+    user = current_user(os.environ)
+    client = Client(socket_path(user.environ))
+    check_same(client.version())
+    found = added(client.status(), user, data_home(user.home, dict(user.environ)))
+    colour = wants_colour(sys.stdout, os.environ)
+    print_text(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
+
+
+def command(arguments: Sequence[str]) -> Callable[[], None] | None:
+    """Return what these arguments ask for when that can be said without a parser."""
+    if list(arguments) == ["status"]:
+        return lambda: status(as_json=False)
+    if list(arguments) == ["status", "--json"]:
+        return lambda: status(as_json=True)
+    return None

@@ -1,0 +1,95 @@
+"""What is asked often is answered without importing what only sessions need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corral import quick
+from corral.cli import main
+from tests.unit.corral.fakes import FakeEnforcer
+
+HEAVY = ("typer", "pydantic", "docker", "requests", "ruamel", "policy.loader")
+SCRIPT = """
+import sys
+sys.argv = ["corral", *sys.argv[1:]]
+from corral.cli import main
+code = main()
+print(code, *sorted(sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["status"], ["status", "--json"]])
+def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[3],
+    )
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == ("0" if arguments == ["--version"] else "1")
+    assert not set(HEAVY) & set(modules)
+    if arguments == ["--version"]:
+        assert not any(name.startswith("corral.") and name != "corral.cli" for name in modules)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        (["status"], True),
+        (["status", "--json"], True),
+        (["status", "--help"], False),
+        (["status", "--json", "--json"], False),
+        (["-v", "status"], False),
+        (["status", "x"], False),
+        ([], False),
+    ],
+)
+def test_what_needs_a_parser_gets_one(arguments: list[str], known: bool) -> None:
+    assert (quick.command(arguments) is not None) == known
+
+
+@pytest.mark.parametrize("before", [[], ["-v"]])
+def test_both_ways_say_the_same(
+    enforcer: FakeEnforcer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    home: Path,
+    before: list[str],
+) -> None:
+    monkeypatch.setattr("enforcer.client.Client", lambda _: enforcer)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
+    assert main([*before, "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == enforcer.status_answer
+    assert main([*before, "status"]) == 0
+    assert capsys.readouterr().out == "no sandboxes\n"
+    enforcer.running = False
+    assert main([*before, "status"]) == 1
+    assert "the enforcer is not running" in capsys.readouterr().err
+
+
+def test_an_error_nobody_foresaw_is_told_with_or_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*, as_json: bool) -> None:
+        raise ZeroDivisionError("x")
+
+    monkeypatch.setattr(quick, "status", fails)
+    monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
+    monkeypatch.delitem(sys.modules, "corral.commands", raising=False)
+    assert main(["status"]) == 1
+    told = capsys.readouterr().err
+    assert "internal error: ZeroDivisionError: x" in told and "Traceback" not in told
+    monkeypatch.setenv("CORRAL_DEBUG", "1")
+    assert main(["status"]) == 1
+    assert "Traceback" in capsys.readouterr().err
