@@ -32,6 +32,22 @@ while True:
         sys.exit(7)
     os.write(1, b"got " + data)
 """
+# Counts what it is sent and ends at the second one.
+COUNTS = """\
+import os, signal, sys, time
+seen = []
+def count(number, _):
+    seen.append(number)
+    print("signal", signal.Signals(number).name, len(seen), flush=True)
+    if len(seen) == 2:
+        sys.exit(40 + number)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, count)
+print("counting", flush=True)
+open("counting", "w").close()
+while True:
+    time.sleep(0.1)
+"""
 SECRET = "s3cr3t-of-the-option-77b1"
 
 
@@ -239,3 +255,49 @@ def test_where_it_starts(host: Host, project: Project) -> None:
     for where in ("/etc", "..", "missing"):
         assert project.corral("run", "--workdir", where, "--", "pwd", check=False).returncode == 2
     assert project.containers() == []
+
+
+def test_ctrl_c_is_the_program_s_once_and_twice(host: Host, project: Project) -> None:
+    project.inside("true")
+    project.write("counts.py", COUNTS)
+    steps = [["until", "counting"], ["type", "\x03"], ["until", "signal SIGINT 1"], ["type", "\x03"]]
+    seen = at_terminal(host.box, project.path, steps, "corral", "run", "--", "python3", "counts.py")
+    assert "signal SIGINT 2" in seen["said"]
+    assert seen["code"] == 42
+    nothing_is_left(host, project)
+
+
+@pytest.mark.parametrize(
+    ("sent", "heard"),
+    [
+        (["INT", "INT"], ["INT", "INT"]),
+        (["TERM", "TERM"], ["TERM", "TERM"]),
+        # Who does not end when its terminal goes away is asked a little later.
+        (["HUP"], ["HUP", "TERM"]),
+    ],
+)
+def test_without_a_terminal_every_signal_is_the_program_s(
+    host: Host, project: Project, sent: list[str], heard: list[str]
+) -> None:
+    project.inside("true")
+    project.write("counts.py", COUNTS)
+    process = host.box.popen(
+        ["sh", "-c", "echo $$ >pid; exec corral run -- python3 counts.py"],
+        cwd=project.path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    project.started.append(process)
+    assert process.stdout is not None
+    host.box.wait_for(lambda: project.exists("counting"), timeout=60)
+    for count, name in enumerate(heard, 1):
+        if count <= len(sent):
+            host.box.run(["kill", f"-{sent[count - 1]}", project.read("pid").strip()])
+        line = ""
+        while f"signal SIG{name} {count}" not in line:
+            line = process.stdout.readline()
+            assert line, "it ended early"
+    assert process.wait(30) == 40 + getattr(signal, f"SIG{heard[-1]}")
+    nothing_is_left(host, project)

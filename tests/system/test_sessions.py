@@ -54,13 +54,14 @@ while True:
     threading.Thread(target=serve, args=(client, docker), daemon=True).start()
 """
 
-# A terminal window that is closed once the program in it has made a file: prints its exit code.
+# A terminal window in which something is typed, and that is closed once that has made a file: prints the exit code.
 WINDOW = """\
 import os, pty, sys, time
-marker, argv = sys.argv[1], sys.argv[2:]
+marker, typed, argv = sys.argv[1], sys.argv[2], sys.argv[3:]
 pid, person = pty.fork()
 if pid == 0:
     os.execvp(argv[0], argv)
+os.write(person, typed.encode() + b"\\n")
 end = time.monotonic() + 60
 while not os.path.exists(marker):
     assert time.monotonic() < end
@@ -115,15 +116,13 @@ def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
     assert project.containers() == []
 
 
-def test_a_terminal_that_goes_away_ends_an_agent_that_ignores_the_hang_up(host: Host) -> None:
+def test_a_terminal_that_goes_away_ends_a_shell_and_what_in_it_ignores_the_hang_up(host: Host) -> None:
     project = host.project("window")
     project.inside("true")
     project.write("window.py", WINDOW)
-    stubborn = "trap '' HUP; touch up; while :; do sleep 0.2; done"
+    stubborn = "exec sh -c \"trap '' HUP; touch up; while :; do sleep 0.2; done\""
     done = host.box.run(
-        ["python3", "window.py", "up", "corral", "run", "--", "sh", "-c", stubborn],
-        cwd=project.path,
-        timeout=60,
+        ["python3", "window.py", "up", stubborn, "corral", "shell"], cwd=project.path, timeout=60
     )
     assert done.stdout.strip() == "143"
     assert project.containers() == []
