@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from corral import inventory, process, relay, state, sweeping, trees
 from corral.engine import container_name, errors
 from corral.pruned import Outcome, Thing, planned
-from corral.session import User
+from corral.sessions import DAEMON
 from corral.sweeping import Container, Directory, Found, Image, Network, Plan
+from corral.user import User
 from policy import holding
-from policy.declaration import LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION, LABEL_UID
+from policy.declaration import LABEL_PURPOSE, LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION, LABEL_UID
 from policy.errors import CorralError, EnforcerError, EngineError, EngineGoneError, PolicyError
 from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 from policy.loader import FILE, load
@@ -148,7 +149,8 @@ class Prune:
                 continue
             kept = (self._paths(sandbox).session(session) / holding.KEPT).exists()
             held = self._held(sandbox, session)
-            yield Container(str(row["Id"]), name, sandbox, session, str(row.get("State")), held, kept)
+            on = labels.get(LABEL_PURPOSE) == DAEMON
+            yield Container(str(row["Id"]), name, sandbox, session, str(row.get("State")), held, kept, on)
 
     def _networks(self) -> Iterator[Network]:
         with self._asking("listing networks"):

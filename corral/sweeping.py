@@ -20,7 +20,10 @@ RELAY = re.compile(r"corral-relay-([0-9a-f]{8})-[0-9]{1,5}\.service")
 
 @dataclass(frozen=True)
 class Container:
-    """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end."""
+    """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end.
+
+    ``always_on``: it is an agent's of ``mode: daemon``.
+    """
 
     ident: str
     name: str
@@ -29,6 +32,7 @@ class Container:
     state: str
     held: bool = False
     kept: bool = False
+    always_on: bool = False
 
     @property
     def running(self) -> bool:
@@ -112,7 +116,7 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
 
     Args:
         found: what there is.
-        running: end and remove what runs, too.
+        running: end and remove what runs, too, but for agents that are always on.
         images: remove images that no policy makes any more, too.
     """
     going = tuple(one for one in found.containers if _goes(one, running=running))
@@ -139,7 +143,7 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
 
 def _goes(one: Container, *, running: bool) -> bool:
     if one.running:
-        return running
+        return running and not one.always_on
     return one.state in DEAD and not one.held and not one.kept
 
 
@@ -162,6 +166,8 @@ def _kept(staying: Sequence[Container], found: Found, *, images: bool) -> Iterat
     for one in staying:
         if one.kept and not one.running and not one.held:
             yield Kept(one.name, "keep: true; corral inspect looks at it, corral down removes it")
+        elif one.running and one.always_on:
+            yield Kept(one.name, "its agent is always on; corral down ends it")
         elif one.running:
             yield Kept(one.name, "it runs; corral down ends it, or corral prune --running")
     if images and found.strange:

@@ -20,7 +20,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.command()
 def prune(
     running: Annotated[
-        bool, typer.Option("--running", help="End all your sessions that run, and remove them too.")
+        bool,
+        typer.Option(
+            "--running", help="End all your sessions that run, too; agents that are always on stay."
+        ),
     ] = False,
     images: Annotated[
         bool, typer.Option("--images", help="Remove images that no policy makes any more, too.")

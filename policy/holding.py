@@ -6,6 +6,7 @@ The kernel lets go of the lock when the process ends, however it does. What is l
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from policy.errors import CorralError
 KEPT, LEFT = "kept", "left"
 # Locked by who looks after a session at the moment: who made it, later perhaps somebody who came back to it.
 ATTENDED = "attended"
+_UNABLE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -27,11 +29,16 @@ def take(directory: Path) -> int:
 
     Raises:
         CorralError: it was taken away at this moment.
-        OSError: there is none, or the file system cannot lock.
+        OSError: there is none.
     """
     descriptor = os.open(directory, _DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            # Some network file systems lock no directories. What is locked in it in a moment then has to do.
+            if error.errno not in _UNABLE:
+                raise
         if not _same(directory, descriptor):
             raise CorralError(f"{directory} was removed while it was being made", "try again")
     except BaseException:
@@ -54,7 +61,7 @@ def unheld(directory: Path) -> Iterator[bool]:
         return
     try:
         with _unattended(directory) as nobody:
-            yield nobody and _exclusive(descriptor)
+            yield nobody and _exclusive(descriptor, unable=True)
     finally:
         os.close(descriptor)
 
@@ -105,11 +112,12 @@ def idle(file: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _exclusive(descriptor: int) -> bool:
+def _exclusive(descriptor: int, *, unable: bool = False) -> bool:
+    """Lock; False when somebody else has it, ``unable`` when the file system locks nothing of this kind."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        return unable and error.errno in _UNABLE
     return True
 
 

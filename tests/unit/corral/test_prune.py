@@ -53,6 +53,14 @@ def test_what_runs_or_is_in_an_unknown_state_is_no_leftover(state_: str) -> None
     assert (plan.containers, plan.networks, plan.relays, plan.directories) == ((), (), (), ())
 
 
+def test_an_agent_that_is_always_on_is_ended_by_down_alone() -> None:
+    found = Found((one("running", always_on=True),), (Network("n", f"0-corral-{BOX}", BOX),), (UNIT,))
+    plan = decide(found, running=True)
+    assert (plan.containers, plan.networks, plan.relays) == ((), (), ())
+    assert [kept.why for kept in plan.kept] == ["its agent is always on; corral down ends it"]
+    assert decide(Found((one(always_on=True),))).containers
+
+
 def test_what_runs_goes_with_all_of_its_sandbox_when_that_is_asked_for() -> None:
     found = Found(
         (one("running", held=True),),

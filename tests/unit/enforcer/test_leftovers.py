@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +160,26 @@ def test_a_session_is_not_left_while_somebody_came_back_to_it(tmp_path: Path) ->
     (tmp_path / holding.ATTENDED).symlink_to("/dev/null")
     with holding.unheld(tmp_path) as free:
         assert not free
+
+
+def test_a_file_system_that_locks_no_directories_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def without_directories(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", without_directories)
+    os.close(holding.take(tmp_path))
+    with (tmp_path / holding.ATTENDED).open("w") as file:
+        with holding.unheld(tmp_path) as free:
+            assert free
+        flock(file, fcntl.LOCK_EX)
+        with holding.unheld(tmp_path) as free:
+            assert not free
 
 
 def test_a_sandbox_that_two_work_with_is_idle_when_both_have_ended(tmp_path: Path) -> None:
