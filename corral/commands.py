@@ -60,13 +60,19 @@ def _console(*, quiet: bool = False) -> Console:
     )
 
 
-def _invocation(*, quiet: bool = False, accepted: str | None = None) -> Invocation:
+def _invocation(*, quiet: bool = False, accepted: str | None = None, engine: bool = False) -> Invocation:
+    """Return who runs which command where; ``engine``: it is going to need Docker."""
+    from corral.early import begin
+
+    early = begin(os.environ) if engine else None
     from corral.context import Invocation, current_user
     from corral.lifecycle import working_directory
     from corral.terminal import STDERR, STDIN, is_terminal
 
     ask = _ask if is_terminal(STDIN) and is_terminal(STDERR) else None
-    return Invocation(current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask)
+    return Invocation(
+        current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask, early
+    )
 
 
 def _ask(question: str) -> bool:
