@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv test test-unit test-all test-smoke soak bench fuzz demo lab lab-shell lab-down lint format clean
+.PHONY: help venv test test-unit test-all test-smoke soak bench fuzz demo update-harnesses lab lab-shell lab-down lint format clean
 
 help:
 	@echo "make demo       the main job in the lab: a real agent in a sandbox, and what it could not reach"
@@ -14,6 +14,7 @@ help:
 	@echo "make soak       a million steps of the service against a host that fails in every way"
 	@echo "make bench      how long things take; writes docs/results/bench.json"
 	@echo "make fuzz       100,000 damaged policies"
+	@echo "make update-harnesses  the newest agents, with their hashes, into agent_image/harnesses.lock.json"
 	@echo "make lab        bring the lab up and keep it (lab-shell, lab-down)"
 
 venv: $(STAMP)
@@ -48,6 +49,9 @@ fuzz: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m tests.demo
+
+update-harnesses: $(STAMP)
+	$(BIN)/python -m agent_image.refresh
 
 lab: $(STAMP)
 	CORRAL_LAB_KEEP=1 $(BIN)/python -m tests.lab up

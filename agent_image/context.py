@@ -4,6 +4,7 @@
 
     Dockerfile
     certificates/corral-<hash>.crt      one certificate per file, as update-ca-certificates wants it
+    requirements.txt                    Python packages of a harness with their hashes, when it has some
     prepare                             what makes an image that corral did not make fit
     root/...                            what ``COPY root/ /`` puts into the image, root-owned
 
@@ -27,13 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_image.archive import executable
-from agent_image.dockerfile import CHECKER, render
+from agent_image.dockerfile import CHECKER, REQUIREMENTS, render
+from agent_image.harnesses import wheels
 from agent_image.spec import ImageSpec
 from policy.container import ENTRYPOINT
 from policy.errors import CorralError, PolicyError
 from policy.problems import show
 
 LABEL_INPUTS = "io.corral.inputs"
+# The name it was built with: a later build takes that, and then nothing else would tell whose image it was.
+LABEL_IMAGE = "io.corral.image"
 DIRECTORY_MODE = 0o755
 
 Manifest = dict[str, tuple[int, str]]
@@ -76,6 +80,9 @@ def files(spec: ImageSpec) -> tuple[ContextFile, ...]:
         if file.path in baked:
             raise PolicyError(f"{file.path} is corral's own file in the image", "bake it to another path")
         baked[file.path] = (file.content.encode(), file.mode)
+    libraries = wheels(spec.harness)
+    if libraries is not None:
+        found.append(ContextFile(REQUIREMENTS, libraries.requirements.encode()))
     if spec.foreign is not None:
         found.append(ContextFile("prepare", executable("prepare"), 0o755))
     found += [ContextFile(f"root{path}", content, mode) for path, (content, mode) in baked.items()]

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from agent_image.foreign import Foreign
-from agent_image.harnesses import artifact
+from agent_image.harnesses import artifact, client, wheels
 from policy.errors import PolicyError
 from policy.profiles import BakedFile
 from policy.urls import UrlError, split_http
@@ -57,9 +57,11 @@ class ImageSpec:
     uid, gid: the host user's; never 0.
     rootless: the engine is the user's own and calls that user 0, which the agent then is.
     architecture: of the engine, in Docker's words (``client.version()["Arch"]``): amd64 or arm64.
-    harness: a name in harnesses.lock.json.
+    baseline: its processor has no AVX2.
+    harness: the name of a profile.
     base: a Debian-based image the engine has or can pull.
     packages: Debian packages in addition to PACKAGES.
+    lines: instructions RUN and ENV of the user's own, executed before corral's own files come.
     owned_dirs: directories that belong to root.
     baked_files: files that belong to root.
     ca_certificates: PEM texts (bundles allowed) that the build and the agent trust in addition to Debian's.
@@ -82,6 +84,7 @@ class ImageSpec:
     harness: str = "opencode"
     base: str = DEFAULT_BASE
     packages: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     owned_dirs: tuple[str, ...] = ()
     baked_files: tuple[BakedFile, ...] = ()
     ca_certificates: tuple[bytes, ...] = ()
@@ -92,10 +95,17 @@ class ImageSpec:
     pip_index: str | None = None
     rootless: bool = False
     foreign: Foreign | None = None
+    baseline: bool = False
 
     def __post_init__(self) -> None:
         _check_ids(self.uid, self.gid)
-        artifact(self.harness, self.architecture)
+        artifact(self.harness, self.architecture, baseline=self.baseline)
+        client(self.architecture)
+        if self.foreign is not None and wheels(self.harness) is not None:
+            raise PolicyError(
+                f"{self.harness} cannot be added to an existing image: its packages are for one Python only",
+                "leave image out, or install it in the image and use the profile generic",
+            )
         if len(self.base) > 255 or not _REFERENCE.fullmatch(self.base):
             raise PolicyError(
                 f"{self.base!r} is not the name of an image", "for example: debian:bookworm-slim"

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from corral import oserrors
+from policy import holding
 from policy.errors import CorralError
 
-FILE = "attended"
+FILE = holding.ATTENDED
 _NEW = "attended.new"
 # Who only looks holds the lock for an instant; who wants it tries again.
 TRIES, PAUSE = 20, 0.01

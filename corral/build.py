@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from corral import existing, network, state
+from corral import existing, network, room, state
 from corral.context import Invocation
 from corral.engine import base_url, errors
 from policy.errors import CorralError, PolicyError
@@ -33,6 +33,7 @@ def image_spec(
     certificates: Iterable[bytes],
     rootless: bool = False,
     foreign: Foreign | None = None,
+    baseline: bool = False,
 ) -> ImageSpec:
     """Return what the sandbox's image is made from.
 
@@ -44,6 +45,7 @@ def image_spec(
         certificates: contents of its CA files.
         rootless: whether the engine is the user's own.
         foreign: the existing image that the policy names, if it does.
+        baseline: whether the engine's processor has no AVX2.
 
     Raises:
         PolicyError: a value cannot be used.
@@ -58,6 +60,7 @@ def image_spec(
         harness=profile.name,
         base=loaded.policy.build.base_image,
         packages=profile.debian_packages,
+        lines=profile.image_lines,
         owned_dirs=profile.owned_dirs,
         baked_files=profile.baked_files(loaded.options),
         ca_certificates=tuple(certificates),
@@ -68,7 +71,21 @@ def image_spec(
         pip_index=host.pip_index,
         rootless=rootless,
         foreign=foreign,
+        baseline=baseline,
     )
+
+
+def without_avx2(cpuinfo: str) -> bool:
+    """Say whether /proc/cpuinfo tells of a processor that programs built for AVX2 do not run on."""
+    flags = [line for line in cpuinfo.splitlines() if line.startswith("flags")]
+    return bool(flags) and "avx2" not in flags[0].partition(":")[2].split()
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 def build_proxies(host: BuildEnvironment) -> Proxies:
@@ -145,6 +162,8 @@ def inputs(
         certificates=read_certificates(host.ca_files),
         rootless=user.rootless,
         foreign=foreign,
+        # The engine is on this host: corral speaks to a socket only.
+        baseline=without_avx2(_cpuinfo()),
     )
     return spec, host
 
@@ -197,6 +216,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             proxies=proxies.variables(),
             progress=progress,
             force=force,
+            ready=lambda: room.insist(invocation.api, loaded.sandbox.image, invocation.data),
         )
         if spec.foreign is not None and built.builder is not None:
             _insist_on_base(invocation, spec.foreign)

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, process, rootless
+from corral import __version__, oserrors, process, rootless
 from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.user import User, check_same, current_user
-from policy import versions
-from policy.errors import EnforcerError, PolicyError
+from policy import holding, versions
+from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, guard, load
 from policy.mounts import Guard
@@ -152,6 +152,21 @@ class Invocation:
         """
         versions.open_state(self.data, __version__)
         return state_paths(self.user.home, dict(self.user.environ), self.loaded.sandbox)
+
+    @cached_property
+    def in_use(self) -> int:
+        """What says, from now until this process ends, that somebody works with the sandbox.
+
+        Raises:
+            CorralError: the disk refuses.
+        """
+        file = self.paths.in_use
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return holding.share(file)
+        except OSError as error:
+            why = f"cannot open the lock {file}: {error.strerror}"
+            raise CorralError(why, oserrors.hint(error)) from error
 
     @cached_property
     def data(self) -> Path:

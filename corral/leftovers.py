@@ -48,7 +48,9 @@ def finish(invocation: Invocation, session: Session) -> None:
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(session.ident)
     tell(invocation, StatePaths(invocation.data / session.sandbox), session.session)
-    invocation.console.tell(f"kept: {session.container} (docker logs, docker cp); corral down removes it")
+    invocation.console.tell(
+        f"kept: {session.container} (corral inspect, corral logs); corral down removes it"
+    )
 
 
 def tell(invocation: Invocation, paths: StatePaths, session: str) -> None:
@@ -87,6 +89,8 @@ def sweep(invocation: Invocation, found: Sequence[Session]) -> list[str]:
     for directory in orphans(paths, known):
         with attended.attendance() as ours:
             if ours.take(directory):
+                # The enforcer has removed its container already, or its corral came no further.
+                tell(invocation, paths, directory.name)
                 state.remove_session(paths, directory.name)
                 removed.append(directory.name)
     return removed

@@ -20,6 +20,7 @@ from corral import (
     existing,
     held,
     network,
+    opened,
     protect,
     relay,
     rootless,
@@ -34,6 +35,7 @@ from corral.session import SERVICE, Outside, Request, User, delivered, mounts, p
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
+from policy.declaration import OPEN
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.revision import revision
@@ -71,6 +73,8 @@ class _Made:
     ident: str = ""
     keep: bool = False
     left: bool = False
+    # The lock that says, until we end, that somebody looks after it; see policy.holding.
+    lock: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def read_secrets(loaded: LoadedPolicy, uid: int) -> Mapping[str, str]:
     """
     if loaded.env_file is None:
         return {}
-    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.env)
+    return read_env_file(loaded.env_file, uid, reserved=loaded.profile.environment(loaded.options))
 
 
 def prepare(invocation: Invocation) -> Prepared:
@@ -127,15 +131,18 @@ def prepare(invocation: Invocation) -> Prepared:
     """
     refuse_root(invocation.user)
     loaded, console = invocation.approved, invocation.console
+    opened.warn(loaded, console.warn, rootless=invocation.user.rootless)
     secrets = read_secrets(loaded, invocation.user.uid)
     fenced = loaded.connection == OWN
     # Where nothing is to be made true in the kernel, nobody is needed who does it.
     if fenced:
         invocation.check_enforcer()
     _runtime(invocation)
+    # From here on, what is made for it is not idle although no container uses it yet.
+    invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
-    state.prepare(invocation.paths, loaded.profile)
+    state.prepare(invocation.paths, loaded.profile, loaded.project)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
     foreign = pin.ident if pin is not None else ""
@@ -201,8 +208,17 @@ def resolvers(invocation: Invocation) -> list[str]:
 
 def outside(invocation: Invocation) -> Outside:
     """Return what a session must find closed; the probe is asked for names when no resolver is outside."""
-    probe = checks.probe_address(invocation.config.permit_ranges)
-    return Outside(probe, checks.PROBE_PORT, next(iter(resolvers(invocation)), probe))
+    probe = probe_address(invocation)
+    resolver = next(iter(resolvers(invocation)), probe)
+    closed = checks.CLOSED if invocation.loaded.declaration.mode == OPEN else ()
+    return Outside(probe, checks.PROBE_PORT, resolver, closed=closed)
+
+
+def probe_address(invocation: Invocation) -> str:
+    """Return an address that is closed to this sandbox whatever its policy says."""
+    if invocation.loaded.declaration.mode == OPEN:
+        return checks.METADATA
+    return checks.probe_address(invocation.config.permit_ranges)
 
 
 @contextlib.contextmanager
@@ -219,6 +235,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     with attended.attendance() as ours, _undone(invocation, made):
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
+        made.lock = state.hold_session(paths, request.session, keep=keep)
         ours.begin(paths.session(request.session))
         note = sessions.Note(request.name, revision(loaded).sha256, prepared.image, keep, request.purpose)
         sessions.write_note(paths, request.session, note)
@@ -244,6 +261,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     secrets=bool(secrets),
                     image=prepared.image,
                     address=address,
+                    gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
                     start=request.start or invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),
@@ -307,6 +325,8 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
     finally:
         with signals_held():
             problems = _end(invocation, made, failed=failed)
+            if made.lock is not None:
+                os.close(made.lock)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
@@ -315,6 +335,7 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
 
 def _end(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
     if made.left and not failed:
+        state.mark_left(invocation.paths, made.session)
         return []
     return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
 
@@ -323,7 +344,7 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
     """Leave the container for who wants to look at it; what it could reach goes."""
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(made.ident)
-    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    invocation.console.tell(f"kept: {made.name} (corral inspect, corral logs); corral down removes it")
     return []
 
 

@@ -52,7 +52,7 @@ def rendered(invocation: Invocation) -> dict[str, Any]:
         hosts_file=str(paths.hosts(SESSION)),
         project=str(loaded.project),
         workdir=str(loaded.project),
-        argv=loaded.profile.interactive,
+        argv=loaded.profile.argv("interactive", loaded.options),
         declaration=loaded.declaration,
         connection=loaded.connection,
     )

@@ -12,7 +12,8 @@ import typer
 from corral.commands import Accept, Json, _console, _finish, _invocation, _print
 from corral.console import wants_colour
 from corral.oserrors import naming
-from corral.runcommands import Keys, app
+from corral.runcommands import Keys
+from corral.tidycommands import app
 
 __all__ = ["app"]
 

@@ -12,18 +12,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from corral import oserrors, trees
+from policy import holding
 from policy.container import HOME, Mount
 from policy.errors import CorralError
 from policy.identity import SANDBOX_ID, StatePaths
-from policy.profiles import ManagedDir, Profile, SeedFile
+from policy.profiles import ManagedDir, Profile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
 PROJECT = "project"
 
 
-def prepare(paths: StatePaths, profile: Profile) -> None:
+def prepare(paths: StatePaths, profile: Profile, project: Path = Path(HOME)) -> None:
     """Make the state directories (0700), put seed files where there are none, and what the profile manages.
+
+    ``project`` is where the harness starts, absolute.
 
     Raises:
         CorralError: a path is not a directory of ours, or the disk refuses.
@@ -37,7 +40,7 @@ def prepare(paths: StatePaths, profile: Profile) -> None:
         for seed in profile.seeds:
             path = PurePosixPath(seed.path)
             with _descend(home, path.parent.parts, paths.home) as parent:
-                _write_new(parent, path.name, seed)
+                _write_new(parent, path.name, seed.mode, seed.text(str(project)))
         for part in profile.shadow:
             _mount_point(home, paths.home, part, directory=False, only_below=profile.state_dirs)
     for managed in profile.managed_dirs:
@@ -69,6 +72,15 @@ def remember_project(paths: StatePaths, project: Path) -> None:
             partial.replace(file)
     except OSError as error:
         raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def project_of(paths: StatePaths) -> Path:
+    """Return the directory that a sandbox belongs to.
+
+    Raises:
+        OSError: it was not noted, or cannot be read.
+    """
+    return Path(os.fsdecode((paths.root / PROJECT).read_bytes()))
 
 
 def sandboxes_of(data: Path, project: Path) -> list[str]:
@@ -117,6 +129,29 @@ def create_session(paths: StatePaths, session: str, mounts: Iterable[Mount]) -> 
                 folder = Path(mount.source).is_dir()
                 _mount_point(home, paths.session_home(session), inside, directory=folder)
     return directory
+
+
+def hold_session(paths: StatePaths, session: str, *, keep: bool) -> int:
+    """Say, until what is returned is closed, that somebody looks after a session; ``keep``: for good.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    directory = paths.session(session)
+    try:
+        held = holding.take(directory)
+        if keep:
+            (directory / holding.KEPT).touch(mode=0o600)
+    except OSError as error:
+        raise CorralError(f"cannot use {directory}: {error.strerror}", oserrors.hint(error)) from error
+    return held
+
+
+def mark_left(paths: StatePaths, session: str) -> None:
+    """Note that a session goes on without who started it, who may want to read it after its end."""
+    # Without the note it is removed when it has ended, as any other that nobody looks after.
+    with contextlib.suppress(OSError):
+        (paths.session(session) / holding.LEFT).touch(mode=0o600)
 
 
 def remove_session(paths: StatePaths, session: str) -> None:
@@ -222,15 +257,15 @@ def _descend(top: int, parts: Sequence[str], shown: Path) -> Iterator[int]:
         os.close(current)
 
 
-def _write_new(parent: int, name: str, seed: SeedFile) -> None:
+def _write_new(parent: int, name: str, mode: int, content: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, seed.mode, dir_fd=parent)
+        descriptor = os.open(name, flags, mode, dir_fd=parent)
     except FileExistsError:
         return
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(seed.content)
+            file.write(content)
     except OSError:
         # Half a file would stay for good: seeds are written only where nothing is.
         os.unlink(name, dir_fd=parent)

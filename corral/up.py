@@ -112,7 +112,7 @@ def _daemons(invocation: Invocation) -> list[Session]:
 def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]) -> Up:
     """Start a new one, and end the others when nothing but its start is left that can fail."""
     loaded, user, console = invocation.approved, invocation.user, invocation.console
-    request = Request(DAEMON, loaded.profile.daemon, new_session(), TERMINAL)
+    request = Request(DAEMON, loaded.profile.argv("daemon", loaded.options), new_session(), TERMINAL)
     say_what_holds(invocation)
     warn_of_git(invocation)
     with console.step("pre-launch hook", minor=True):

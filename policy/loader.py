@@ -159,7 +159,7 @@ def load(
         project=project,
         sha256=hashlib.sha256(raw).hexdigest(),
         sandbox=sandbox_for(uid, project, sandbox_name(policy.name, project)),
-        profile=reading.profile,
+        profile=reading.profile.shaped(reading.options),
         options=reading.options,
         declaration=declared(effective_declaration(policy, reading.profile), found),
         from_host=found,
@@ -313,6 +313,14 @@ class _Reading:
             for entry in error.errors(include_url=False):
                 problem = explain(self.document, entry, ("profile_options", name), profile.options)
                 self.problems.append(problem)
+        if (
+            mode == "daemon"
+            and mode in profile.modes
+            and self.options
+            and not profile.shaped(self.options).daemon
+        ):
+            fix = f"profile_options.{name}.daemon: [program, argument]"
+            self.add(("mode",), "nothing says what an agent that is always on runs", fix)
 
     def check_mounts(self, tree: Mapping[str, Any]) -> None:
         run_mode = tree.get("mode", "run") != "daemon"

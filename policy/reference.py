@@ -22,7 +22,7 @@ BEGIN, END = "<!-- keys: made by python -m policy.reference -->", "<!-- end of k
 
 # key -> what it means. A list's entries are at [].
 MEANING: Mapping[str, str] = {
-    "profile": "the harness",
+    "profile": "the harness ([profiles.md](profiles.md))",
     "name": "default: the project directory's name. A sandbox is (user, directory, name)",
     "mode": "`run`: sessions; `daemon`: an agent that is always on ([sessions.md](sessions.md)), refused by "
     "profiles that cannot",
@@ -32,8 +32,8 @@ MEANING: Mapping[str, str] = {
     "mounts.project": "`ro`: the project is read-only, and the agent writes in `/workspace`, which stays",
     "egress": "what may be reached beyond the sandbox",
     "egress.mode": (
-        "`allowlist`; `none`: no network at all; `host`: this host's network, NOT ENFORCED, see below. Not "
-        "available yet: `proxy`, `open`"
+        "`allowlist`; `open`: all public addresses; `none`: no network at all; `host`: this host's network, "
+        "NOT ENFORCED, see below. Not available yet: `proxy`"
     ),
     "egress.allow": "names, see below. No addresses, ranges, URLs, ports in the name, single labels",
     "egress.allow[].host": "a domain name; the short form of an entry is this alone",
@@ -70,7 +70,10 @@ MEANING: Mapping[str, str] = {
     "build.npm_registry": "default: what this machine's npm uses, never `file://`",
     "build.pip_index": "default: what this machine's pip uses",
     "build.apt_mirror": "default: what this machine's apt uses",
-    "profile_options": "by profile; `opencode.config` is baked root-owned and outranks the project's files",
+    "profile_options": (
+        "by profile ([profiles.md](profiles.md)); `config` is the harness's own configuration. It is "
+        "baked root-owned and outranks the project's files"
+    ),
     "background": "background services of the profile",
     "image": (
         "an existing image, NAME:TAG or NAME@sha256:DIGEST, to which corral adds its layer, see below; "

@@ -6,32 +6,47 @@ import difflib
 
 from policy.errors import PolicyError
 from policy.problems import show
+from policy.profiles.aider import AIDER
 from policy.profiles.base import (
+    BASELINE,
+    PLATFORMS,
+    Argv,
     BakedFile,
+    Install,
     ManagedDir,
     NpmTarball,
     Profile,
-    ProfileOptions,
     SeedFile,
+    Start,
     VerifyCheck,
 )
+from policy.profiles.claude import CLAUDE
+from policy.profiles.codex import CODEX
+from policy.profiles.config import ProfileOptions
+from policy.profiles.gemini import GEMINI
+from policy.profiles.generic import GENERIC
 from policy.profiles.opencode import OPENCODE
 
 __all__ = [
+    "BASELINE",
+    "PLATFORMS",
+    "Argv",
     "BakedFile",
+    "Install",
     "ManagedDir",
     "NpmTarball",
     "Profile",
     "ProfileOptions",
     "SeedFile",
+    "Start",
     "VerifyCheck",
     "get",
     "names",
     "planned",
 ]
 
-_PROFILES = {profile.name: profile for profile in (OPENCODE,)}
-_PLANNED = ("hermes", "claude", "codex", "gemini", "aider", "goose", "generic")
+_PROFILES = {profile.name: profile for profile in (AIDER, CLAUDE, CODEX, GEMINI, GENERIC, OPENCODE)}
+_PLANNED = ("hermes", "goose")
 
 
 def names() -> tuple[str, ...]:

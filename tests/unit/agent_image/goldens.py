@@ -7,7 +7,7 @@ from pathlib import Path
 from agent_image.dockerfile import render
 from agent_image.foreign import Foreign
 from agent_image.spec import ImageSpec
-from policy.profiles import BakedFile, get
+from policy.profiles import BakedFile, get, names
 
 DIRECTORY = Path(__file__).parent / "golden"
 OPENCODE = get("opencode")
@@ -56,6 +56,28 @@ SPECS["existing"] = opencode(
         ("/usr/local/go/bin",),
         ("LD_PRELOAD", "PYTHONPATH"),
     ),
+)
+
+
+def of_profile(name: str, **given: object) -> ImageSpec:
+    """Return the spec of a profile as a policy without options, or with these, has it."""
+    options = get(name).parse_options(given)
+    profile = get(name).shaped(options)
+    return ImageSpec(
+        uid=1000,
+        gid=1000,
+        architecture="amd64",
+        harness=name,
+        packages=profile.debian_packages,
+        lines=profile.image_lines,
+        owned_dirs=profile.owned_dirs,
+        baked_files=profile.baked_files(options),
+    )
+
+
+SPECS |= {name: of_profile(name) for name in names() if name not in {"opencode", "generic"}}
+SPECS["generic"] = of_profile(
+    "generic", image=["RUN install-the-tool \\\n    --all", "ENV TOOL=1"], packages=["make"]
 )
 
 

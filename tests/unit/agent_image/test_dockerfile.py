@@ -49,6 +49,7 @@ def test_no_syntax_line_asks_a_registry_for_a_frontend() -> None:
 def test_hash_is_checked_before_the_tarball_is_unpacked() -> None:
     text = render(opencode())
     program = artifact("opencode", "amd64")
+    assert program is not None
     fetched, checked, unpacked = (
         text.index(piece) for piece in ("npm-cli.js pack", "sha512sum -c", "tar -x")
     )

@@ -5,7 +5,7 @@ import pytest
 from agent_image.spec import PACKAGES
 from policy.errors import EngineError, PolicyError
 from policy.profiles import BakedFile
-from tests.unit.agent_image.goldens import opencode
+from tests.unit.agent_image.goldens import SPECS, opencode
 
 
 @pytest.mark.parametrize(("uid", "gid"), [(0, 1000), (1000, 0)])
@@ -109,3 +109,10 @@ def test_security_mirror(mirror: str | None, own: str | None, expected: str | No
 def test_option_of_apt_that_is_not_plain_is_refused(option: tuple[str, str]) -> None:
     with pytest.raises(PolicyError, match="not an option of apt"):
         opencode(apt_options=(option,))
+
+
+def test_packages_for_one_python_are_not_added_to_an_existing_image() -> None:
+    existing = SPECS["existing"].foreign
+    with pytest.raises(PolicyError, match="for one Python only"):
+        opencode(harness="aider", foreign=existing)
+    assert opencode(harness="claude", foreign=existing).foreign is existing

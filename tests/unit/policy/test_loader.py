@@ -154,7 +154,7 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("name: x\n", "profile: is required"),
         ("profile:\n", "profile: is required"),
         ("profile: opencod\n", "profile: unknown profile (opencod); did you mean opencode?"),
-        ("profile: hermes\n", "profile: is not available yet (hermes); available: opencode"),
+        ("profile: hermes\n", "profile: is not available yet (hermes); available: aider,"),
         ("profile: opencode\nmode: {a: b}\n", "mode: must be 'run' or 'daemon'"),
         ("profile: {a: b}\n", "profile: must be text"),
         ("profile: opencode\nmode: dameon\n", "mode: must be 'run' or 'daemon' (dameon)"),
@@ -165,8 +165,12 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ),
         ("profile: opencode\nzzz: 1\n", "zzz: unknown key; known keys: profile, name, mode"),
         (
-            "profile: opencode\negress: {mode: open}\n",
-            "egress.mode: this egress mode is not available yet (open)",
+            "profile: opencode\negress: {mode: proxy}\n",
+            "egress.mode: this egress mode is not available yet (proxy)",
+        ),
+        (
+            "profile: opencode\negress: {mode: open, allow: [api.example.com]}\n",
+            "egress.allow: egress.mode is open: all public addresses are reachable",
         ),
         (
             "profile: opencode\negress: {mode: bridge}\n",
@@ -200,7 +204,7 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("profile: opencode\negress: {mode: bridge}\n", "no such egress mode (bridge); open comes nearest"),
         (
             "profile: opencode\negress: {mode: container:x}\n",
-            "unknown egress mode (container:x); use allowlist or none or host",
+            "unknown egress mode (container:x); use allowlist or open or none or host",
         ),
         (
             "profile: opencode\negress: {mode: none, allow: [a.example.com]}\n",
@@ -459,3 +463,12 @@ def test_where_the_users_own_docker_keeps_its_files_is_refused_too(tmp_path: Pat
     for path in (file.parent, tmp_path / "layers", tmp_path / "layers" / "overlay2"):
         assert refuses.refuse(str(path)) is not None, path
     assert refuses.refuse(str(tmp_path / "notes")) is None
+
+
+def test_a_generic_harness_that_is_always_on_says_what_it_runs(workspace: Workspace) -> None:
+    error = workspace.error("profile: generic\nmode: daemon\n")
+    assert "nothing says what an agent that is always on runs" in error.message
+    policy = "profile: generic\nmode: daemon\nprofile_options: {generic: {daemon: [tool, serve], state: [.tool]}}\n"
+    loaded = workspace.load(policy)
+    assert loaded.profile.argv("daemon", loaded.options) == ("tool", "serve")
+    assert loaded.profile.state_dirs == (".tool",)

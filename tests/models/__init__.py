@@ -1,0 +1,1 @@
+"""A deterministic model server that speaks what the harnesses speak; see ``server``."""
