@@ -89,7 +89,7 @@ def join(
         try:
             code = _joined(invocation, session, given, signals, directory)
         except Left as left:
-            if ours.held:
+            if ours.held and session.purpose in sessions.LEAVABLE:
                 # Also one whose corral was killed: from now on it is somebody's wish that it goes on.
                 state.mark_left(paths, session.session)
             if left.hung_up:
