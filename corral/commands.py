@@ -210,7 +210,7 @@ def build(
     def action() -> None:
         from corral.build import build as do_build
 
-        invocation = _invocation(accepted=accept)
+        invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             built = do_build(invocation, force=force)
         _print(built)
@@ -245,7 +245,7 @@ def verify(
         from corral import checks
         from corral.verify import verify as do_verify
 
-        invocation = _invocation(accepted=accept)
+        invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             found = do_verify(invocation)
         _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))
@@ -341,7 +341,7 @@ def down(
         from corral.down import down as do_down
         from corral.down import report
 
-        invocation = _invocation()
+        invocation = _invocation(engine=True)
         if not purge:
             _print(report(do_down(invocation, sandbox)))
             return
