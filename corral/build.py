@@ -153,13 +153,11 @@ def inputs(
         foreign = existing.find(invocation.api, image, loaded.sandbox, root, tell, force=force)
     suite = suite_of(loaded.policy.build.base_image)
     host = merge(loaded.policy.build, gather(user.home, user.environ, RealFiles(), suite))
-    with errors("asking Docker for its architecture"):
-        architecture = str(invocation.api.version()["Arch"])
     spec = image_spec(
         loaded,
         uid=user.uid,
         gid=user.gid,
-        architecture=architecture,
+        architecture=invocation.architecture,
         host=host,
         certificates=read_certificates(host.ca_files),
         rootless=user.rootless,

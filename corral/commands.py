@@ -60,13 +60,19 @@ def _console(*, quiet: bool = False) -> Console:
     )
 
 
-def _invocation(*, quiet: bool = False, accepted: str | None = None) -> Invocation:
+def _invocation(*, quiet: bool = False, accepted: str | None = None, engine: bool = False) -> Invocation:
+    """Return who runs which command where; ``engine``: it is going to need Docker."""
+    from corral.early import begin
+
+    early = begin(os.environ) if engine else None
     from corral.context import Invocation, current_user
     from corral.lifecycle import working_directory
     from corral.terminal import STDERR, STDIN, is_terminal
 
     ask = _ask if is_terminal(STDIN) and is_terminal(STDERR) else None
-    return Invocation(current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask)
+    return Invocation(
+        current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask, early
+    )
 
 
 def _ask(question: str) -> bool:
@@ -204,7 +210,7 @@ def build(
     def action() -> None:
         from corral.build import build as do_build
 
-        invocation = _invocation(accepted=accept)
+        invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             built = do_build(invocation, force=force)
         _print(built)
@@ -239,7 +245,7 @@ def verify(
         from corral import checks
         from corral.verify import verify as do_verify
 
-        invocation = _invocation(accepted=accept)
+        invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             found = do_verify(invocation)
         _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))
@@ -335,7 +341,7 @@ def down(
         from corral.down import down as do_down
         from corral.down import report
 
-        invocation = _invocation()
+        invocation = _invocation(engine=True)
         if not purge:
             _print(report(do_down(invocation, sandbox)))
             return

@@ -24,6 +24,7 @@ from policy.schema import is_image
 if TYPE_CHECKING:
     from docker.api.client import APIClient
 
+    from corral.early import Early
     from enforcer.client import Client, Config
 
 # Also what is defined where less is imported.
@@ -89,7 +90,7 @@ class Invocation:
     """See the module. Everything expensive is made when it is first asked for.
 
     ``accepted`` is the hash of a policy that its user named, ``ask`` puts a question to the user; None: there
-    is none.
+    is none. ``early``: the engine was asked for its version already.
     """
 
     user: User
@@ -97,6 +98,7 @@ class Invocation:
     console: Console
     accepted: str | None = None
     ask: Callable[[str], bool] | None = None
+    early: Early | None = None
 
     @cached_property
     def loaded(self) -> LoadedPolicy:
@@ -182,7 +184,22 @@ class Invocation:
         """The Docker Engine of this machine."""
         from corral.engine import connect
 
-        return connect(self.user.environ)
+        return connect(self.user.environ, early=self.early)
+
+    @cached_property
+    def architecture(self) -> str:
+        """What the engine calls the architecture of its images.
+
+        Raises:
+            EngineError: Docker does not answer.
+        """
+        from corral.engine import base_url, errors
+
+        told = self.early.answer(base_url(self.user.environ)) if self.early is not None else None
+        if told is not None:
+            return told.architecture
+        with errors("asking Docker for its architecture"):
+            return str(self.api.version()["Arch"])
 
     @cached_property
     def enforcer(self) -> Client:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral import limits
-from corral.hostcheck import DEFAULT_SOCKET, INSTALL_ENGINE, Choice, judge_choice, require
+from corral.hostcheck import INSTALL_ENGINE
+from corral.hostfacts import base_url, podman_alone, refuse_elsewhere
 from corral.membership import login_fix, membership
 from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
 from policy.errors import EngineError, EngineGoneError
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from docker.api.client import APIClient
 
     from corral.attach import Rejoined
+    from corral.early import Early
     from policy.container import Limits
     from policy.schema import Limits as Wanted
 
+# Also what is defined where less is imported.
+__all__ = ["base_url"]
 TIMEOUT = 60
 # With live-restore the agent outlives a restart of Docker, which may be the step of a longer upgrade.
 COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
@@ -29,25 +33,13 @@ COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
 NO_DETACH = b",".join([b"\xff"] * 8)
 
 
-def base_url(environ: Mapping[str, str]) -> str:
-    """Return the address of the engine: DOCKER_HOST's, the user's own one, or the system's.
+def connect(environ: Mapping[str, str], timeout: int = TIMEOUT, early: Early | None = None) -> APIClient:
+    """Return docker-py's low-level client of the local engine.
 
-    Raises:
-        EngineError: DOCKER_HOST names an engine that is not on this machine.
-    """
-    from corral.hostfacts import choice
-
-    host = environ.get("DOCKER_HOST", "").strip()
-    if not host:
-        found = choice(environ)
-        return f"unix://{found.path}" if found.rootless else DEFAULT_SOCKET
-    if not host.startswith("unix:///"):
-        require(judge_choice(Choice(host, "DOCKER_HOST")))
-    return host
-
-
-def connect(environ: Mapping[str, str], timeout: int = TIMEOUT) -> APIClient:
-    """Return docker-py's low-level client of the local engine; ``timeout`` is in seconds, for each request.
+    Args:
+        environ: the user's.
+        timeout: seconds, for each request.
+        early: the engine was asked for its version already.
 
     Raises:
         EngineError: no engine, no permission, or the docker command would use one elsewhere; with the fix.
@@ -56,12 +48,11 @@ def connect(environ: Mapping[str, str], timeout: int = TIMEOUT) -> APIClient:
     import requests
     from docker.errors import DockerException
 
-    from corral.hostfacts import podman_alone, refuse_elsewhere
-
     url = base_url(environ)
     refuse_elsewhere(environ)
+    told = early.answer(url) if early is not None else None
     try:
-        return docker.APIClient(base_url=url, version="auto", timeout=timeout)
+        return docker.APIClient(base_url=url, version=told.api if told else "auto", timeout=timeout)
     except (DockerException, requests.RequestException) as error:
         raise _unreachable(url, error, podman=podman_alone(environ)) from error
 

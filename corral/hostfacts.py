@@ -81,6 +81,21 @@ def choice(environ: Mapping[str, str]) -> Choice:
     return Choice(address or None, by, context, path, own, rootless=bool(path) and path == mine)
 
 
+def base_url(environ: Mapping[str, str]) -> str:
+    """Return the address of the engine: DOCKER_HOST's, the user's own one, or the system's.
+
+    Raises:
+        EngineError: DOCKER_HOST names an engine that is not on this machine.
+    """
+    host = environ.get("DOCKER_HOST", "").strip()
+    if not host:
+        found = choice(environ)
+        return f"unix://{found.path}" if found.rootless else DEFAULT_SOCKET
+    if not host.startswith("unix:///"):
+        hostcheck.require(hostcheck.judge_choice(Choice(host, "DOCKER_HOST")))
+    return host
+
+
 def refuse_elsewhere(environ: Mapping[str, str]) -> None:
     """Refuse an engine whose name says already that it is not this machine's.
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral import attended, detachkeys, engine, leftovers, screens, sessions, terminal
+from corral import attended, detachkeys, engine, leftovers, screens, sessions, state, terminal
 from corral.attach import FORWARDED, Streams, attach
 from corral.context import Invocation
 from corral.engine import AttachedContainer, base_url
@@ -81,13 +81,17 @@ def join(
         PolicyError: the keys are none.
         EngineError, CorralError: Docker refuses, or the output cannot be written.
     """
-    directory = StatePaths(invocation.data / session.sandbox).session(session.session)
+    paths = StatePaths(invocation.data / session.sandbox)
+    directory = paths.session(session.session)
     say_policy(invocation, session)
     with attended.attendance() as ours:
         ours.take(directory)
         try:
             code = _joined(invocation, session, given, signals, directory)
         except Left as left:
+            if ours.held and session.purpose in sessions.LEAVABLE:
+                # Also one whose corral was killed: from now on it is somebody's wish that it goes on.
+                state.mark_left(paths, session.session)
             if left.hung_up:
                 return 128 + signal.SIGHUP
             invocation.console.tell(f"left {session.name}, which goes on: corral attach {session.name}")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from corral import attended, engine, protect, state
 from corral.context import Invocation
+from corral.engine import base_url
 from corral.sessions import Session
 from policy.errors import CorralError, EnforcerError
 from policy.identity import SESSION_ID, StatePaths
 
 GRACE = 10
+# Beside the engine's socket, written when it starts; and seconds that a restart takes at most.
+PIDFILE = "docker.pid"
+RESTART = 120.0
 _CODE = re.compile(r"Exited \((\d+)\)")
 
 
@@ -78,7 +83,10 @@ def sweep(invocation: Invocation, found: Sequence[Session]) -> list[str]:
             with attended.attendance() as ours:
                 if not ours.take(paths.session(one.session)):
                     continue
-                invocation.console.tell(f"{one.name} {how(one)} and nobody looked after it: removed")
+                restarted = " when Docker was restarted" if ended_with_engine(invocation, one) else ""
+                invocation.console.tell(
+                    f"{one.name} {how(one)}{restarted} and nobody looked after it: removed"
+                )
                 try:
                     remove(invocation, one)
                 except CorralError as error:
@@ -100,6 +108,18 @@ def how(session: Session) -> str:
     """Return how a session came to its end, in words."""
     code = _CODE.search(session.status)
     return f"ended with exit code {code[1]}" if code else "did not start"
+
+
+def ended_with_engine(invocation: Invocation, session: Session) -> bool:
+    """Say whether a session ended right before this engine was started: without live-restore it ends them."""
+    with contextlib.suppress(CorralError, OSError, ValueError, KeyError, TypeError):
+        pidfile = Path(base_url(invocation.user.environ).removeprefix("unix://")).with_name(PIDFILE)
+        with engine.errors("looking at the session"):
+            told = str(invocation.api.inspect_container(session.ident)["State"]["FinishedAt"])
+        # To the second: Docker writes nine digits, of which not every Python reads more than six.
+        finished = datetime.fromisoformat(f"{told[:19]}+00:00").timestamp()
+        return 0 <= pidfile.stat().st_mtime - finished <= RESTART
+    return False
 
 
 def orphans(paths: StatePaths, known: Iterable[str]) -> list[Path]:

@@ -350,17 +350,36 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
 
 def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:
     problems: list[CorralError] = []
-    try:
-        # By name: an interrupted create may have made the container without telling its id.
-        engine.remove_container(invocation.api, made.name)
-    except CorralError as error:
-        problems.append(error)
-    if made.ident:
-        # The enforcer does it too when it sees the container die; this way it has happened before we return.
-        with contextlib.suppress(EnforcerError):
-            invocation.enforcer.withdraw(made.ident)
+    with _withdrawn(invocation, made.ident):
+        try:
+            # By name: an interrupted create may have made the container without telling its id.
+            engine.remove_container(invocation.api, made.name)
+        except CorralError as error:
+            problems.append(error)
     state.remove_session(invocation.paths, made.session)
     return problems
+
+
+@contextlib.contextmanager
+def _withdrawn(invocation: Invocation, ident: str) -> Iterator[None]:
+    """Have a container's network taken away beside the block, and before it is left.
+
+    The enforcer does it too when it sees the container die; this way it has happened before we return. That
+    it happens before the container is gone opens nothing.
+    """
+
+    def withdraw() -> None:
+        with contextlib.suppress(EnforcerError):
+            invocation.enforcer.withdraw(ident)
+
+    thread = threading.Thread(target=withdraw, daemon=True)
+    if ident:
+        thread.start()
+    try:
+        yield
+    finally:
+        if ident:
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -107,6 +107,8 @@ def run(
     """
 
     def action() -> int:
+        # First of all: Docker answers while the rest is being imported.
+        invocation = _invocation(accepted=accept, engine=True)
         from corral import run as on
         from corral import sessions
 
@@ -115,7 +117,6 @@ def run(
             raise PolicyError("--resume goes with --detach-keys only", f"corral run --resume {resume}")
         if as_json and not detach:
             raise PolicyError("--json is for --detach: else the program has the output", "leave it out")
-        invocation = _invocation(accepted=accept)
         with naming(invocation.data):
             if resume:
                 return on.resume(invocation, resume, keys)
@@ -140,9 +141,9 @@ def shell(
     """Open a shell in a new container of the same sandbox."""
 
     def action() -> int:
+        invocation = _invocation(quiet=True, accepted=accept, engine=True)
         from corral.run import shell as do_shell
 
-        invocation = _invocation(quiet=True, accepted=accept)
         with naming(invocation.data):
             return do_shell(invocation, _options(name, session, variables, workdir, keys))
 

@@ -47,7 +47,7 @@ def up(
     def action() -> int:
         from corral import up as on
 
-        invocation = _invocation(accepted=accept)
+        invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             found = on.up(invocation, foreground=foreground, environ=os.environ)
         if isinstance(found, int):
@@ -73,7 +73,7 @@ def attach(session: SessionId = None, keys: Keys = None, sandbox: Sandbox = None
     def action() -> int:
         from corral import joining
 
-        invocation = _invocation()
+        invocation = _invocation(engine=True)
         with naming(invocation.data):
             found = joining.choose(invocation, session, sandbox, "attach to", running=True)
             return joining.join(invocation, found, keys)
@@ -107,7 +107,7 @@ def logs(
         from corral import logs as on
 
         start = None if since is None else on.since(since, time.time())
-        invocation = _invocation()
+        invocation = _invocation(engine=True)
         found = joining.choose(invocation, session, sandbox, "read", running=False)
         pieces = on.read(invocation, found, follow=follow, start=start, tail=tail, stamps=as_json)
         colour = wants_colour(sys.stdout, os.environ)
@@ -129,7 +129,7 @@ def ps(
         from corral import sessions
         from corral.down import of_directory
 
-        invocation = _invocation()
+        invocation = _invocation(engine=True)
         found = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
         if here:
             own = {sandbox.id for sandbox in of_directory(invocation)}

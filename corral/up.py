@@ -18,7 +18,7 @@ from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
 from corral.leftovers import remove, tell
 from corral.lifecycle import Prepared, created, prepare
-from corral.run import COLUMNS, ROWS, say_what_holds, warn_of_git, watched
+from corral.run import COLUMNS, ROWS, look_around, say_what_holds, warn_of_git, watched
 from corral.session import Request, Terminal
 from corral.sessions import DAEMON, Session
 from policy.container import HOST_ALIAS
@@ -84,6 +84,7 @@ def up(invocation: Invocation, *, foreground: bool = False, environ: Mapping[str
 def _ensure(invocation: Invocation, prepared: Prepared) -> Up:
     """Keep what runs, or replace it."""
     loaded = invocation.approved
+    look_around(invocation)
     wanted = sessions.Note("", revision(loaded).sha256, prepared.image)
     every = _daemons(invocation)
     current = [one for one in every if (one.note.policy, one.note.image) == (wanted.policy, wanted.image)]

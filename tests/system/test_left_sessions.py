@@ -301,3 +301,16 @@ def test_without_a_terminal_every_signal_is_the_program_s(
             assert line, "it ended early"
     assert process.wait(30) == 40 + getattr(signal, f"SIG{heard[-1]}")
     nothing_is_left(host, project)
+
+
+@pytest.mark.fault("Docker restarted under a session that was left")
+def test_a_session_that_docker_ended_is_told_at_the_next_start(host: Host, project: Project) -> None:
+    (ident,) = project.corral("run", "-d", "--", "sleep", "600", timeout=400).stdout.split()
+    host.restart_docker()
+    until(lambda: host.box.run(["docker", "version"], check=False).returncode == 0, 60, "Docker answers")
+    host.wait_enforcer()
+    assert row(project)["state"] == "exited"
+    told = project.inside("true").stderr
+    assert f"{ident} ended with exit code" in told
+    assert "when Docker was restarted and nobody looked after it: removed" in told
+    nothing_is_left(host, project)

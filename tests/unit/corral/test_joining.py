@@ -12,6 +12,7 @@ from corral import attended, joining, leftovers
 from corral.context import Invocation
 from corral.flow import Left
 from corral.sessions import Note, Session
+from policy import holding
 
 from .test_sessions import A
 
@@ -72,6 +73,8 @@ def test_one_that_is_left_again_is_nobody_s_again(
     assert joined.join() == code
     assert joined.finished == []
     assert attended.attended(joined.directory) is False
+    # Its output is for who comes back, also when it ends meanwhile.
+    assert (joined.directory / holding.LEFT).exists()
 
 
 def test_who_started_it_finishes_it(joined: Joining, owner: attended.Attendance) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -75,6 +76,10 @@ def test_what_runs_is_no_leftover_and_what_is_not_known_neither(
     assert (found.left, found.leftover) == (left, leftover)
     assert ("running, left" in sessions.render([found], 0)) == (left and state == "running")
     assert sessions.as_json([found])[0]["attended"] == (None if purpose == "daemon" else held)
+
+
+# 2026-01-31T10:00:00Z
+START = 1769853600.0
 
 
 class Left:
@@ -201,3 +206,32 @@ def test_a_record_that_somebody_damaged_is_said_to_say_nothing(left: Left, said:
     left.sweep()
     assert "could not be found out" in said.getvalue()
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("finished", "restarted"),
+    [
+        ("2026-01-31T09:59:40.123456789Z", True),
+        ("2026-01-31T10:00:00Z", True),
+        ("2026-01-31T09:50:00.5Z", False),
+        ("2026-01-31T10:00:05.5Z", False),
+        ("0001-01-01T00:00:00Z", False),
+        ("soon", False),
+    ],
+)
+def test_one_that_ended_with_its_engine_is_told_so(
+    left: Left,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: io.StringIO,
+    finished: str,
+    restarted: bool,
+) -> None:
+    left.make("aaaaaaaa")
+    (tmp_path / leftovers.PIDFILE).touch()
+    os.utime(tmp_path / leftovers.PIDFILE, (START, START))
+    monkeypatch.setattr(leftovers, "base_url", lambda _: f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr(left.docker, "inspect_container", lambda _: {"State": {"FinishedAt": finished}})
+    left.sweep()
+    assert ("ended with exit code 3 when Docker was restarted" in said.getvalue()) == restarted
+    assert "aaaaaaaa ended with exit code 3" in said.getvalue()
