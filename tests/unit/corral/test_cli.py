@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from corral import __version__, cli, commands, state
 from corral.checks import Check
 from corral.cli import main
-from corral.commands import app
 from corral.down import Removed
+from corral.sessioncommands import app
 from policy.errors import CorralError, EnforcerError, EngineError, InstallError, NotReadyError, PolicyError
 from policy.loader import load
 
@@ -160,9 +160,9 @@ def test_run_passes_the_command_and_the_agent_s_exit_code(
     given: list[tuple[str, ...]] = []
     names: list[str] = []
 
-    def run(invocation: Any, command: Any, *, name: str) -> int:
+    def run(invocation: Any, command: Any, options: Any) -> int:
         given.append(tuple(command))
-        names.append(name)
+        names.append(options.name)
         return 42
 
     monkeypatch.setattr(corral.run, "run", run)
