@@ -63,14 +63,21 @@ def show(text: str) -> str:
     """Return ``text`` fit for a terminal: one line, nothing invisible, no credentials of a URL, not long."""
     # Cut first: what comes after does not matter, and the input may be large.
     cut = _USERINFO.sub("//***@", text[: 4 * _OFFENDING_MAX])
-    visible = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut
-    )
+    visible = printable(cut)
     return visible if len(visible) <= _OFFENDING_MAX else visible[: _OFFENDING_MAX - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with what does not simply print as an escape."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for char in text
+    )
 
 
 def to_error(file: str, problems: Iterable[Problem]) -> PolicyError:
     """Return one PolicyError that names every problem, in the order of the file."""
+    file = printable(file)
     ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
     lines = [problem.render(file) for problem in ordered[:SHOWN]]
     if len(ordered) > SHOWN:
