@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from agent_image.files.entrypoint import gate
-from corral import lifecycle, network, relay, state
+from agent_image.files.entrypoint import channel, gate
+from corral import attended, lifecycle, network, relay, secretchannel, state
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created, prepare
 from corral.session import SERVICE, Outside, Request, Terminal
 from corral.subnets import Plan
 from enforcer.config import Config
+from policy import holding
 from policy.container import Limits
 from policy.declaration import LABEL_EGRESS
 from policy.errors import CorralError, EnforcerError, EngineError, NotReadyError, PolicyError
@@ -325,3 +326,34 @@ def test_a_removed_working_directory_is_explained(tmp_path: Path, monkeypatch: p
     gone.rmdir()
     with pytest.raises(CorralError, match="does not exist any more"):
         lifecycle.working_directory()
+
+
+def test_variables_of_the_command_line_go_the_way_of_secrets_and_before_them(
+    invocation: Invocation, docker_engine: FakeDocker, prepared: Prepared
+) -> None:
+    given = {"TOKEN": "t0k3n-value", "API_KEY": "another-value"}
+    asked = Request("run", ("agent",), "0a1b2c3d", variables=given)
+    assert "value" not in repr(asked)
+    with created(invocation, prepared, asked) as session:
+        body = docker_engine.containers_by_id[session.ident]["Body"]
+        assert "t0k3n-value" not in str(body) and "another-value" not in str(body)
+        home = invocation.paths.session_home("0a1b2c3d")
+        folder = os.open(home, os.O_RDONLY)
+        try:
+            # The path of a socket is short.
+            got = channel.receive(f"/proc/self/fd/{folder}/{secretchannel.NAME}")
+        finally:
+            os.close(folder)
+    assert got == given
+
+
+def test_nobody_s_leaving_is_anybody_s_attendance(
+    invocation: Invocation, docker_engine: FakeDocker, prepared: Prepared
+) -> None:
+    directory = invocation.paths.session("0a1b2c3d")
+    with created(invocation, prepared, request()) as session:
+        assert attended.attended(directory) is True
+        session.leave()
+    assert attended.attended(directory) is False
+    assert (directory / holding.LEFT).exists()
+    assert list(docker_engine.containers_by_id) == [session.ident]
