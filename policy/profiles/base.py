@@ -251,8 +251,11 @@ class Profile:
         Raises:
             ValueError: the harness has none, or the options say it already; the text says what is wrong.
         """
-        if approvals not in self.approvals or not isinstance(options, HarnessOptions):
+        if not self.approvals or not isinstance(options, HarnessOptions):
             raise ValueError(f"the {self.name} profile has no approvals")
+        if approvals not in self.approvals:
+            known = " and ".join(self.approvals)
+            raise ValueError(f"{self.title} has no setting that means {approvals}, only {known}")
         return with_approval(self.name, options, approvals, self.approvals[approvals], self.config)
 
     def parse_options(self, raw: Mapping[str, Any]) -> ProfileOptions:

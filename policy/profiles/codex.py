@@ -125,9 +125,9 @@ CODEX = Profile(
         ),
     ),
     model=Wiring("model", config=MappingProxyType({"model": "{model}"})),
-    approvals=MappingProxyType(
-        {"ask": _asks("untrusted"), "auto": _asks("on-request"), "off": _asks("never")}
-    ),
+    # Nothing is "ask": its questions are about leaving its own sandbox, which is off, and "untrusted",
+    # about each command, is no longer supported.
+    approvals=MappingProxyType({"auto": _asks("on-request"), "off": _asks("never")}),
     ca_env=("CODEX_CA_CERTIFICATE", "SSL_CERT_FILE"),
     proxy_env=("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
     keys=("OPENAI_API_KEY",),
