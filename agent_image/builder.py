@@ -7,13 +7,13 @@ told their names and takes the values from its environment, and nothing that is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent_image.buildlog import BuildLog, Progress
-from agent_image.context import LABEL_INPUTS, digest, exclusive, write_sealed
+from agent_image.context import LABEL_IMAGE, LABEL_INPUTS, digest, exclusive, write_sealed
 from agent_image.spec import ImageSpec
 from policy.errors import EngineError
 
@@ -71,6 +71,7 @@ def build(
     proxies: Mapping[str, str] | None = None,
     progress: Progress = lambda _: None,
     force: bool = False,
+    ready: Callable[[], None] = lambda: None,
 ) -> Built:
     """Make sure that ``tag`` is the image of ``spec``.
 
@@ -86,6 +87,7 @@ def build(
         proxies: http_proxy, https_proxy, no_proxy; an empty value means none.
         progress: gets each line the build prints.
         force: build although the inputs are the same.
+        ready: called before something is built; what it raises ends it.
 
     Raises:
         PolicyError: the inputs cannot be used.
@@ -99,6 +101,7 @@ def build(
     present = _inspect(api, tag)
     if present and not force and _label(present) == inputs:
         return Built(present["Id"], inputs, None)
+    ready()
     arguments = both_cases(proxies or {})
     environ = cli_environment(environ, engine)
     buildkit = uses_buildkit(environ, runner)
@@ -154,7 +157,7 @@ def _with_cli(
     # The plugin by its own name: where it is not the default, `docker build` does not know --load, without
     # which a builder in a container keeps the image to itself.
     argv = ["docker", "buildx", "build", "--load", "--progress", "plain"]
-    argv += ["--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}"]
+    argv += ["--tag", tag, "--label", f"{LABEL_INPUTS}={inputs}", "--label", f"{LABEL_IMAGE}={tag}"]
     for name in sorted(arguments):
         argv += ["--build-arg", name]
     code = runner.run((*argv, str(directory)), {**environ, **arguments}, record.line)
@@ -176,7 +179,7 @@ def _with_api(
             forcerm=True,
             pull=False,
             buildargs=dict(arguments),
-            labels={LABEL_INPUTS: inputs},
+            labels={LABEL_INPUTS: inputs, LABEL_IMAGE: tag},
             decode=True,
         )
         for message in messages:

@@ -36,6 +36,8 @@ from policy.errors import CorralError, PolicyError
 from policy.problems import show
 
 LABEL_INPUTS = "io.corral.inputs"
+# The name it was built with: a later build takes that, and then nothing else would tell whose image it was.
+LABEL_IMAGE = "io.corral.image"
 DIRECTORY_MODE = 0o755
 
 Manifest = dict[str, tuple[int, str]]

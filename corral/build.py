@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from corral import existing, network, state
+from corral import existing, network, room, state
 from corral.context import Invocation
 from corral.engine import base_url, errors
 from policy.errors import CorralError, PolicyError
@@ -218,6 +218,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             proxies=proxies.variables(),
             progress=progress,
             force=force,
+            ready=lambda: room.insist(invocation.api, loaded.sandbox.image, invocation.data),
         )
         if spec.foreign is not None and built.builder is not None:
             _insist_on_base(invocation, spec.foreign)

@@ -22,6 +22,10 @@ PROBES = ("192.0.2.1", "198.51.100.1", "203.0.113.1", "192.0.2.254", "198.51.100
 # No configuration can permit this one.
 RESERVED = "240.0.0.1"
 PROBE_PORT = 443
+# Closed to a sandbox that reaches all public addresses; nobody can permit the first ones.
+METADATA = "169.254.169.254"
+CLOSED = ("168.63.129.16", "100.100.100.200")
+PRIVATE = ("10.255.255.1", "172.31.255.1", "192.168.255.1")
 NO_LIMITS = Limits(0, 0, 0)
 GATE = "gate"
 CHECKER = "checker"
@@ -100,6 +104,12 @@ def probe_address(permitted: Iterable[IPv4Network | IPv6Network]) -> str:
     return next(iter(outside), RESERVED)
 
 
+def private_addresses(permitted: Iterable[IPv4Network | IPv6Network]) -> list[str]:
+    """Return private addresses that are closed to an open sandbox as well."""
+    ranges = list(permitted)
+    return [text for text in PRIVATE if not any(ip_address(text) in network for network in ranges)]
+
+
 def resolvers(resolv_confs: Iterable[str], configured: Iterable[str]) -> list[str]:
     """Return the IPv4 addresses that answer DNS to this host, loopback excepted, each once.
 
@@ -135,6 +145,7 @@ def expectations(
     resolvers: Sequence[str] = (),
     peers: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
+    closed: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return what the checker in the container compares with (see ``agent_image.files.verify.Expectations``).
 
@@ -147,6 +158,7 @@ def expectations(
         resolvers: addresses that answer DNS to the host.
         peers: name -> address of every other sandbox container of the user.
         limits: those that Docker was asked for.
+        closed: addresses that are closed to an open sandbox; None for any other.
     """
     profile = loaded.profile
     return {
@@ -174,6 +186,7 @@ def expectations(
         "names": {name: list(addresses) for name, addresses in names.items()},
         "resolvers": list(resolvers),
         "env_file": str(loaded.env_file) if loaded.env_file is not None else None,
+        "closed": None if closed is None else list(closed),
         "profile": [{"kind": check.kind, "target": check.target} for check in profile.verify],
         **({"connection": loaded.connection} if loaded.connection != OWN else {}),
         **({"runtime": loaded.policy.runtime} if loaded.policy.runtime != RUNC else {}),

@@ -78,6 +78,13 @@ def _ask(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
+def _nobody(_: str) -> bool:
+    """Answer where nobody can be asked."""
+    from policy.errors import CorralError
+
+    raise CorralError("nothing was removed: nobody can be asked here", "add --yes")
+
+
 def _finish(action: Callable[[], int | None]) -> None:
     """Run a command's body; its number is the exit code."""
     try:
@@ -376,6 +383,11 @@ def down(
         str | None,
         typer.Argument(help="Id of a sandbox; default: all of this directory.", show_default=False),
     ] = None,
+    purge: Annotated[
+        bool,
+        typer.Option("--purge", help="Remove its state, workspace, approval and image too; asks."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --purge: do not ask.")] = False,
 ) -> None:
     """End everything of this project's sandbox: containers, relays, network. Its state is kept.
 
@@ -386,7 +398,15 @@ def down(
         from corral.down import down as do_down
         from corral.down import report
 
-        _print(report(do_down(_invocation(), sandbox)))
+        invocation = _invocation()
+        if not purge:
+            _print(report(do_down(invocation, sandbox)))
+            return
+        from corral.purge import purge as do_purge
+
+        ask = None if yes else invocation.ask or _nobody
+        for name in do_purge(invocation, sandbox, ask=ask, tell=_print):
+            _print(f"removed {name}")
 
     _finish(action)
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, process, relay, rootless
+from corral import __version__, oserrors, process, relay, rootless
 from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.session import User
-from policy import versions
+from policy import holding, versions
 from policy.errors import CorralError, EnforcerError, PolicyError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, guard, load
@@ -168,6 +168,21 @@ class Invocation:
         """
         versions.open_state(self.data, __version__)
         return state_paths(self.user.home, dict(self.user.environ), self.loaded.sandbox)
+
+    @cached_property
+    def in_use(self) -> int:
+        """What says, from now until this process ends, that somebody works with the sandbox.
+
+        Raises:
+            CorralError: the disk refuses.
+        """
+        file = self.paths.in_use
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return holding.share(file)
+        except OSError as error:
+            why = f"cannot open the lock {file}: {error.strerror}"
+            raise CorralError(why, oserrors.hint(error)) from error
 
     @cached_property
     def data(self) -> Path:

@@ -79,12 +79,12 @@ def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineE
     if "No such file" in text and podman:
         return EngineError("Docker is not installed, and podman is not supported yet", INSTALL_ENGINE)
     if "No such file" in text:
-        return EngineError(
+        return EngineGoneError(
             f"Docker is not running or not installed: there is no {path}", f"{control} start docker"
         )
     if "refused" in text:
-        return EngineError(f"Docker is not running: nobody answers at {path}", f"{control} start docker")
-    return EngineError(f"Docker does not answer at {path}: {text}", f"{control} status docker")
+        return EngineGoneError(f"Docker is not running: nobody answers at {path}", f"{control} start docker")
+    return EngineGoneError(f"Docker does not answer at {path}: {text}", f"{control} status docker")
 
 
 @contextlib.contextmanager

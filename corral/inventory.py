@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Seconds a container has to end by itself before it is killed.
 GRACE = 10
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
-LABEL_INPUTS = LABEL + "inputs"
+LABEL_INPUTS, LABEL_IMAGE = LABEL + "inputs", LABEL + "image"
 _TAG = re.compile(r"corral/([^:/]+):")
 
 
@@ -46,10 +46,14 @@ class Network:
 
 @dataclass(frozen=True)
 class Image:
-    """An image that corral built. Whose it is only the sandboxes tell that its tags name."""
+    """An image that corral built. Whose it is only the sandboxes tell that its tags name.
+
+    ``built_as`` is the tag that it was built with, which a later build may have taken.
+    """
 
     ident: str
     tags: tuple[str, ...]
+    built_as: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,7 +64,8 @@ class Image:
     @property
     def sandboxes(self) -> frozenset[str]:
         """Ids of the sandboxes it was built for."""
-        return frozenset(match[1] for tag in self.tags if (match := _TAG.match(tag)))
+        every = (*self.tags, self.built_as)
+        return frozenset(match[1] for tag in every if (match := _TAG.match(tag)))
 
 
 @dataclass(frozen=True)
@@ -88,16 +93,29 @@ def take(api: APIClient) -> Inventory:
         containers = api.containers(all=True, filters={"label": [LABEL_UID]})
     with errors("listing networks"):
         networks = api.networks(filters={"label": [LABEL_UID]})
+    return Inventory(
+        tuple(_container(row) for row in containers),
+        tuple(_network(row) for row in networks),
+        images(api),
+    )
+
+
+def images(api: APIClient) -> tuple[Image, ...]:
+    """Return the images that corral built or named, of all users.
+
+    Raises:
+        EngineError: the engine does not answer.
+    """
     with errors("listing images"):
-        images = [
+        rows = [
             *api.images(filters={"label": [LABEL_INPUTS]}),
             # Not ours but for this one name of theirs.
             *api.images(filters={"reference": ["corral/*:base"]}),
         ]
-    return Inventory(
-        tuple(_container(row) for row in containers),
-        tuple(_network(row) for row in networks),
-        tuple({str(row["Id"]): Image(str(row["Id"]), _tags(row)) for row in images}.values()),
+    found = {str(row["Id"]): row for row in rows}
+    return tuple(
+        Image(ident, tags_of(row), str((row.get("Labels") or {}).get(LABEL_IMAGE, "")))
+        for ident, row in found.items()
     )
 
 
@@ -123,7 +141,8 @@ def _uid(labels: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _tags(row: Mapping[str, Any]) -> tuple[str, ...]:
+def tags_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a list entry."""
     return tuple(str(tag) for tag in row.get("RepoTags") or () if tag != "<none>:<none>")
 
 
@@ -164,11 +183,20 @@ def remove_image(api: APIClient, image: Image) -> bool:
     Raises:
         EngineError: Docker went away.
     """
+    return remove_names(api, image.names)
+
+
+def remove_names(api: APIClient, names: Iterable[str]) -> bool:
+    """Remove images by tag or id; False when something else still needs one.
+
+    Raises:
+        EngineError: Docker went away.
+    """
     from docker.errors import APIError, NotFound
 
     try:
         with errors("removing an image"), contextlib.suppress(NotFound):
-            for what in image.names:
+            for what in names:
                 api.remove_image(what)
     except EngineError as error:
         if isinstance(error.__cause__, APIError) and error.__cause__.status_code == 409:

@@ -23,7 +23,7 @@ class Survey:
     ``docker`` is None while Docker does not answer, for the reason ``silent``. ``own`` are ids of sandboxes
     that have state. ``user_files`` and ``system`` are paths that exist; ``state`` and ``settings`` too.
     ``attached`` are bridges of sandboxes with a container on them. ``rootless`` says that corral is installed
-    for an engine of the user's own, which runs.
+    for an engine of the user's own, which runs; ``apart`` that it is installed for no other engine.
     """
 
     uid: int
@@ -39,6 +39,7 @@ class Survey:
     settings: tuple[Path, ...] = ()
     attached: tuple[str, ...] = ()
     rootless: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def decide(found: Survey, *, force: bool, purge: bool) -> Leaving:
 
     Args:
         found: what there is.
-        force: run the program for root although no file of the system part is there.
+        force: run the program for root although no file of the system part is there; not for an engine apart.
         purge: the state goes too.
     """
     docker = found.docker or Inventory()
@@ -119,7 +120,7 @@ def decide(found: Survey, *, force: bool, purge: bool) -> Leaving:
     named = [image for image in docker.images if image.names]
     images = tuple(image for image in named if last or _only(image, known))
     recorded = found.uid in found.others
-    system = (bool(found.system) and (last or recorded)) or (force and last)
+    system = (bool(found.system) and (last or recorded)) or (force and last and not found.apart)
     purged = (*found.state, *found.settings) if purge else ()
     return Leaving(
         containers=containers,

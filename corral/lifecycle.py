@@ -19,6 +19,7 @@ from corral import (
     existing,
     held,
     network,
+    opened,
     protect,
     relay,
     rootless,
@@ -33,6 +34,7 @@ from corral.session import SERVICE, Outside, Request, User, delivered, mounts, p
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
+from policy.declaration import OPEN
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
 from policy.revision import revision
@@ -70,6 +72,8 @@ class _Made:
     ident: str = ""
     keep: bool = False
     left: bool = False
+    # The lock that says, until we end, that somebody looks after it; see policy.holding.
+    lock: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,12 +130,15 @@ def prepare(invocation: Invocation) -> Prepared:
     """
     refuse_root(invocation.user)
     loaded, console = invocation.approved, invocation.console
+    opened.warn(loaded, console.warn, rootless=invocation.user.rootless)
     secrets = read_secrets(loaded, invocation.user.uid)
     fenced = loaded.connection == OWN
     # Where nothing is to be made true in the kernel, nobody is needed who does it.
     if fenced:
         invocation.check_enforcer()
     _runtime(invocation)
+    # From here on, what is made for it is not idle although no container uses it yet.
+    invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
     state.prepare(invocation.paths, loaded.profile, loaded.project)
@@ -200,8 +207,17 @@ def resolvers(invocation: Invocation) -> list[str]:
 
 def outside(invocation: Invocation) -> Outside:
     """Return what a session must find closed; the probe is asked for names when no resolver is outside."""
-    probe = checks.probe_address(invocation.config.permit_ranges)
-    return Outside(probe, checks.PROBE_PORT, next(iter(resolvers(invocation)), probe))
+    probe = probe_address(invocation)
+    resolver = next(iter(resolvers(invocation)), probe)
+    closed = checks.CLOSED if invocation.loaded.declaration.mode == OPEN else ()
+    return Outside(probe, checks.PROBE_PORT, resolver, closed=closed)
+
+
+def probe_address(invocation: Invocation) -> str:
+    """Return an address that is closed to this sandbox whatever its policy says."""
+    if invocation.loaded.declaration.mode == OPEN:
+        return checks.METADATA
+    return checks.probe_address(invocation.config.permit_ranges)
 
 
 @contextlib.contextmanager
@@ -218,6 +234,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
     with _undone(invocation, made):
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
+        made.lock = state.hold_session(paths, request.session, keep=keep)
         note = sessions.Note(request.name, revision(loaded).sha256, prepared.image)
         sessions.write_note(paths, request.session, note)
         secrets = delivered(loaded, prepared.secrets)
@@ -242,6 +259,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     secrets=bool(secrets),
                     image=prepared.image,
                     address=address,
+                    gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
                     start=invocation.cwd,
                     ipv6=IPV6.exists(),
                     outside=replace(outside(invocation), beside=beside),
@@ -305,6 +323,8 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
     finally:
         with signals_held():
             problems = _end(invocation, made, failed=failed)
+            if made.lock is not None:
+                os.close(made.lock)
         for problem in problems:
             invocation.console.warn(problem.message)
         if problems and not failed:
@@ -313,6 +333,7 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
 
 def _end(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
     if made.left and not failed:
+        state.mark_left(invocation.paths, made.session)
         return []
     return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
 
@@ -321,7 +342,7 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
     """Leave the container for who wants to look at it; what it could reach goes."""
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(made.ident)
-    invocation.console.tell(f"kept: {made.name} (docker logs, docker cp); corral down removes it")
+    invocation.console.tell(f"kept: {made.name} (corral inspect, corral logs); corral down removes it")
     return []
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.checks import Check
-from policy.container import HOST_ALIAS
-from policy.declaration import Declaration
+from policy.container import HOST_ALIAS, RESOLVER_PORT
+from policy.declaration import OPEN, Declaration
 
 Row = tuple[str, str, int, str]
 """A kernel element: source, protocol, port, destination."""
@@ -25,6 +25,7 @@ class Sight:
         published, lingering: name -> addresses in the enforcer's account: what the hosts file should say, and
             what stays allowed beside it for flows that are open.
         pins, host: kernel elements with this source.
+        open: whether the kernel lets it reach all public addresses.
     """
 
     declaration: Declaration
@@ -36,6 +37,7 @@ class Sight:
     lingering: Mapping[str, Sequence[str]]
     pins: frozenset[Row]
     host: frozenset[Row]
+    open: bool = False
 
 
 def live_rules(sight: Sight) -> list[str]:
@@ -69,6 +71,16 @@ def live_rules(sight: Sight) -> list[str]:
         (sight.address, "tcp", service.port, sight.gateway): service.name
         for service in sight.declaration.host_services
     }
+    opened = sight.declaration.mode == OPEN
+    if opened:
+        dns = {(sight.address, proto, RESOLVER_PORT, sight.gateway): "dns" for proto in ("tcp", "udp")}
+        services |= dns
+    if opened != sight.open:
+        found.append(
+            "egress.mode is open, and the kernel does not hold it"
+            if opened
+            else "the kernel lets it reach all public addresses, and egress.mode is not open"
+        )
     for row, service in services.items():
         if row not in sight.host:
             found.append(f"host service {service}: the kernel does not allow {_row(row)}")

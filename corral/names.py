@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
 from corral import apart, approval
 from corral.plain import cleaned
 from corral.policyedit import save, unsave
 from policy.container import HOST_ALIAS
-from policy.declaration import Declaration, Name
+from policy.declaration import OPEN, Declaration, Name
 from policy.errors import EnforcerError, PolicyError
 from policy.hosts import HostError, is_address, parse_host
 from policy.loader import LoadedPolicy, load
@@ -307,6 +308,10 @@ def by_policy(loaded: LoadedPolicy, host: str, port: int) -> tuple[bool, str]:
     if host == HOST_ALIAS:
         names = [service.name for service in loaded.declaration.host_services if service.port == port]
         return bool(names), f"host service {names[0]}" if names else f"no host service has port {port}"
+    return _by_open(host, port) if loaded.declaration.mode == OPEN else _by_list(loaded, host, port)
+
+
+def _by_list(loaded: LoadedPolicy, host: str, port: int) -> tuple[bool, str]:
     if is_address(host):
         return False, "an address is reachable only while an allowed name has it, on that name's ports"
     name = next((name for name in loaded.declaration.names if name.host == host), None)
@@ -316,6 +321,14 @@ def by_policy(loaded: LoadedPolicy, host: str, port: int) -> tuple[bool, str]:
     if port not in name.ports:
         return False, f"allowed on port {ports}, not on {port}; to allow it: corral allow {host}:{port}"
     return True, f"allowed on port {ports} by {origin(loaded, host)}"
+
+
+def _by_open(host: str, port: int) -> tuple[bool, str]:
+    if port in DNS_PORTS:
+        return False, "a port of DNS: names are asked of the container's own resolver"
+    if is_address(host) and not IPv4Address(host).is_global:
+        return False, "egress.mode is open, and this is no public address"
+    return True, "egress.mode is open: any public address"
 
 
 def origin(loaded: LoadedPolicy, host: str) -> str:

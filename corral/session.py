@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from corral import runtimes, secretchannel
 from corral.state import EMPTY
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
-from policy.declaration import Declaration
+from policy.declaration import OPEN, Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 
@@ -77,24 +78,28 @@ class Request:
 class Outside:
     """Addresses that every session must find closed: ``probe``, which no policy can allow, and a resolver.
 
-    ``beside``: other sessions of the sandbox exist, so its rules are there already.
+    ``beside``: other sessions of the sandbox exist, so its rules are there already. ``closed``: what is
+    closed to one that reaches all public addresses.
     """
 
     probe: str
     probe_port: int
     resolver: str
     beside: bool = False
+    closed: tuple[str, ...] = ()
 
 
 def gate(declaration: Declaration, outside: Outside) -> str:
     """Return what the entrypoint checks before it becomes the program (agent_image.files.entrypoint.gate)."""
-    body = {
+    body: dict[str, Any] = {
         "probe": {"address": outside.probe, "port": outside.probe_port},
         "resolver": outside.resolver,
         "names": [name.model_dump(mode="json") for name in declaration.names],
         "services": sorted({service.port for service in declaration.host_services}),
         "beside": outside.beside,
     }
+    if declaration.mode == OPEN:
+        body["open"] = {"closed": list(outside.closed)}
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -222,6 +227,7 @@ def plan(
     ipv6: bool,
     outside: Outside,
     limits: Limits,
+    gateway: str = "",
 ) -> SessionSpec:
     """Return everything ``policy.container.create_body`` needs.
 
@@ -239,6 +245,7 @@ def plan(
         ipv6: whether the kernel has IPv6.
         outside: what must be closed to it.
         limits: how much of the host it may use.
+        gateway: the host's address on its network.
     """
     return SessionSpec(
         sandbox=loaded.sandbox,
@@ -249,6 +256,7 @@ def plan(
         gid=user.gid,
         image=image,
         address=address,
+        gateway=gateway,
         hosts_file=str(paths.hosts(request.session)),
         project=str(loaded.project),
         workdir=workdir(loaded, start),

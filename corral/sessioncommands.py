@@ -11,8 +11,8 @@ import typer
 
 from corral.commands import Accept, Json, _console, _finish, _invocation, _print
 from corral.console import wants_colour
-from corral.namecommands import app
 from corral.oserrors import naming
+from corral.tidycommands import app
 
 __all__ = ["app"]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from corral import oserrors, trees
+from policy import holding
 from policy.container import HOME, Mount
 from policy.errors import CorralError
 from policy.identity import SANDBOX_ID, StatePaths
@@ -73,6 +74,15 @@ def remember_project(paths: StatePaths, project: Path) -> None:
         raise CorralError(f"cannot write {file}: {error.strerror}", oserrors.hint(error)) from error
 
 
+def project_of(paths: StatePaths) -> Path:
+    """Return the directory that a sandbox belongs to.
+
+    Raises:
+        OSError: it was not noted, or cannot be read.
+    """
+    return Path(os.fsdecode((paths.root / PROJECT).read_bytes()))
+
+
 def sandboxes_of(data: Path, project: Path) -> list[str]:
     """Return the ids of the sandboxes of a project directory that have state on this host, sorted.
 
@@ -119,6 +129,29 @@ def create_session(paths: StatePaths, session: str, mounts: Iterable[Mount]) -> 
                 folder = Path(mount.source).is_dir()
                 _mount_point(home, paths.session_home(session), inside, directory=folder)
     return directory
+
+
+def hold_session(paths: StatePaths, session: str, *, keep: bool) -> int:
+    """Say, until what is returned is closed, that somebody looks after a session; ``keep``: for good.
+
+    Raises:
+        CorralError: the disk refuses.
+    """
+    directory = paths.session(session)
+    try:
+        held = holding.take(directory)
+        if keep:
+            (directory / holding.KEPT).touch(mode=0o600)
+    except OSError as error:
+        raise CorralError(f"cannot use {directory}: {error.strerror}", oserrors.hint(error)) from error
+    return held
+
+
+def mark_left(paths: StatePaths, session: str) -> None:
+    """Note that a session goes on without who started it, who may want to read it after its end."""
+    # Without the note it is removed when it has ended, as any other that nobody looks after.
+    with contextlib.suppress(OSError):
+        (paths.session(session) / holding.LEFT).touch(mode=0o600)
 
 
 def remove_session(paths: StatePaths, session: str) -> None:

@@ -62,6 +62,9 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
     head = f"  {session.get('service')}-{session.get('session')}  {session.get('address')}  "
     lines = [head + (state if good else paint(state, YELLOW, colour))]
     lines += [paint(f"    PROBLEM: {text}", RED, colour) for text in session.get("problems") or ()]
+    if session.get("mode") == "open":
+        told = f"    WARNING: open: reaches all public addresses ({session.get('open_packets', 0)} packets)"
+        lines.append(paint(told, RED, colour))
     lines += _names(session.get("names") or (), colour)
     for name in session.get("names") or ():
         lines += [f"    {name.get('name')}: {text}" for text in _granted(name.get("granted") or {})]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove(tree: Path) -> None:
+def remove(tree: Path, late: Callable[[], bool] = lambda: False) -> None:
     """Remove a tree in which nobody writes any more; what cannot be removed stays.
 
     No link is followed and there is one open directory at a time, so neither depth nor the length of a path
-    ends it.
+    ends it; when ``late`` says so it ends with what is left.
     """
     with contextlib.suppress(OSError):
         parent = os.open(tree.parent, _DIRECTORY)
         try:
-            _empty(parent, tree.name)
+            _empty(parent, tree.name, late)
         finally:
             os.close(parent)
     with contextlib.suppress(OSError):
@@ -28,13 +29,13 @@ def remove(tree: Path) -> None:
             tree.rmdir()
 
 
-def _empty(parent: int, name: str) -> None:
+def _empty(parent: int, name: str, late: Callable[[], bool]) -> None:
     current = _enter(parent, name)
     # The way down: (name, what could not be removed there).
     way: list[tuple[str, set[str]]] = [(name, set())]
     try:
-        while True:
-            below = _clear(current, way[-1][1])
+        while not late():
+            below = _clear(current, way[-1][1], late)
             if below is not None:
                 try:
                     deeper = _enter(current, below)
@@ -57,10 +58,12 @@ def _empty(parent: int, name: str) -> None:
         os.close(current)
 
 
-def _clear(directory: int, kept: set[str]) -> str | None:
+def _clear(directory: int, kept: set[str], late: Callable[[], bool]) -> str | None:
     """Remove what is not a directory; return the first that is one and was not given up, None without any."""
     with os.scandir(directory) as entries:
         for entry in entries:
+            if late():
+                return None
             if entry.name in kept:
                 continue
             if entry.is_dir(follow_symlinks=False):

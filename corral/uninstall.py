@@ -101,6 +101,7 @@ class Uninstall:
             settings=_existing(self._config),
             attached=tuple(self._attached()),
             rootless=self._rootless() and rootless.pid(self._environ) is not None,
+            apart=not system,
         )
 
     def _docker(self) -> tuple[Inventory | None, str]:

@@ -18,7 +18,7 @@ from corral import apart, checks, engine, existing, livecheck
 from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
 from corral.insession import Unfinished, execute
-from corral.lifecycle import Created, Prepared, created, prepare, resolvers
+from corral.lifecycle import Created, Prepared, created, prepare, probe_address, resolvers
 from corral.livecheck import Sight
 from corral.names import changed_since
 from corral.policyedit import reach
@@ -28,7 +28,7 @@ from corral.subnets import Plan
 from policy.connection import HOST, OWN
 from policy.container import HOSTS_TARGET, RUNTIMES, Limits
 from policy.container import user as as_user
-from policy.declaration import LABEL_CONNECTION, LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, Declaration
+from policy.declaration import LABEL_CONNECTION, LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, OPEN, Declaration
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy
 from policy.mounts import is_within
@@ -127,12 +127,19 @@ def _expectations(
         gid=invocation.user.gid,
         home=Path(invocation.user.home).resolve(),
         gateway=str(prepared.plan.gateway) if prepared.plan is not None else "",
-        probe=checks.probe_address(invocation.config.permit_ranges),
+        probe=probe_address(invocation),
         names=names,
         resolvers=resolvers(invocation),
         peers=others,
         limits=prepared.limits,
+        closed=_closed(invocation),
     )
+
+
+def _closed(invocation: Invocation) -> list[str] | None:
+    if invocation.loaded.declaration.mode != OPEN:
+        return None
+    return [*checks.CLOSED, *checks.private_addresses(invocation.config.permit_ranges)]
 
 
 def _run_to_end(invocation: Invocation, ident: str) -> tuple[str, str, int]:
@@ -239,7 +246,7 @@ def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> 
         declared = Declaration.from_label(label)
     except PolicyError:
         return True
-    same = declared.host_services == wanted.host_services
+    same = (declared.mode, declared.host_services) == (wanted.mode, wanted.host_services)
     return not same or reach(changed_since(declared, row)) != reach(wanted)
 
 
@@ -309,6 +316,7 @@ def _host_side(
         lingering=lingering,
         pins=rows(live.get("pins"), address),
         host=rows(live.get("host"), address),
+        open=address in (live.get("open") or ()),
     )
     differences = "; ".join(livecheck.live_rules(sight))
     found = [Check("live-rules", "fail" if differences else "ok", differences, session)]

@@ -47,6 +47,11 @@ class AddressBook:
                     self._put(address, Known(name, reason))
         self._learnt = dict(records)
 
+    def note(self, name: str, addresses: Iterable[str], refused: str = "") -> None:
+        """Take in an answer for a name that is in no policy."""
+        for address in addresses:
+            self._put(address, Known(name, refused))
+
     def _put(self, address: str, known: Known) -> None:
         before = self._names.pop(address, ())
         others = (other for other in before if other.name != known.name)

@@ -73,6 +73,7 @@ class Changes:
             raise EnforcerError(f"a time of {seconds} s", f"at most {LONGEST / 86400:.0f} days")
         async with self._one:
             sessions = self._sessions(sandbox)
+            _refuse_open(sessions)
             until = None if seconds is None else self._clock() + seconds
             before = {session.container: session.overrides for session in sessions}
             try:
@@ -110,6 +111,7 @@ class Changes:
             if not known:
                 raise EnforcerError(f"no session of {sandbox} is running", "corral run starts one")
             if not sessions:
+                _refuse_open(known)
                 raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
             failed = self._override_all(
                 {s.container: partial(Overrides.deny, host=name, declaration=s.declaration) for s in sessions}
@@ -120,6 +122,7 @@ class Changes:
                 failed.append(error.message)
             if failed:
                 raise EnforcerError("\n".join(failed), LOG)
+            _refuse_open(known)
             return {"host": name, "sessions": [_session(session) for session in sessions]}
 
     def _override_all(self, changes: Mapping[str, Callable[[Overrides], Overrides]]) -> list[str]:
@@ -194,6 +197,7 @@ class Changes:
                 tuple(entry for entry in held.pins if entry.src == session.address),
                 tuple(entry for entry in held.host if entry.src == session.address),
                 hostsfile.read(session.hosts_file),
+                any(row.src == session.address for row in held.open),
             )
             verdict = verdicts.judge(sight, state, host, port)
             rows.append(
@@ -274,6 +278,14 @@ class Changes:
             {**_session(session), "addresses": list(published.get(session.container, {}).get(name, ()))}
             for session in sessions
         ]
+
+
+def _refuse_open(sessions: Iterable[Session]) -> None:
+    if any(session.open for session in sessions):
+        raise EnforcerError(
+            "egress.mode is open: it reaches all public addresses, and there is no list of names to change",
+            "set egress.mode: allowlist, and run it again",
+        )
 
 
 def _back(old: Overrides, now: Overrides) -> Overrides:

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 from enforcer import pins
 from enforcer.addressbook import AddressBook
-from enforcer.denied import VERIFY, Counted, Heard, Ledger
+from enforcer.denied import ANSWER, VERIFY, Counted, Heard, Ledger
 from enforcer.deniedreport import report
+from enforcer.opendns import Refusal
 from enforcer.sessions import Network, Session
 from policy import savedfile
 from policy.errors import EnforcerError
@@ -151,6 +152,11 @@ class Denials:
             self._tallied = self._clock()
         self.ledger.totals(totals, now)
         return len(records) >= MANY
+
+    def answered(self, refusal: Refusal) -> None:
+        """Take in an address that an open sandbox was not told, because vetting refused it."""
+        self.book.note(refusal.name, [refusal.address], refusal.reason)
+        self.ledger.hear([Heard(self._wall(), (refusal.source, ANSWER, 0, refusal.address))])
 
     # -- the dead resolver
 

@@ -25,6 +25,8 @@ HOLDERS = 4  # of one address
 ADDRESSES = 8192
 
 TCP, UDP, ICMP = 6, 17, 1
+# No packet: an answer for a name that an open sandbox asked for, with an address that it was not told.
+ANSWER = 0
 DNS_PORTS = frozenset({53, 853})
 PROBE_PORT = 443
 # Seconds after its start in which a session's gate asks resolvers.

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enforcer.addressbook import AddressBook, Known
-from enforcer.denied import DNS_PORTS, ICMP, TCP, UDP, Ledger, Row
+from enforcer.denied import ANSWER, DNS_PORTS, ICMP, TCP, UDP, Ledger, Row
 from enforcer.sessions import Session
 
 PROTOCOLS = {TCP: "tcp", UDP: "udp", ICMP: "icmp", 132: "sctp", 136: "udplite"}
+WITHOUT_PORT = frozenset({ICMP, ANSWER})
+OPEN_DNS_NOTE = "DNS: names are asked of 127.0.0.11, which is answered by corral; other resolvers are closed"
+CLOSED_NOTE = "egress.mode is open: public addresses only"
 MAX_ROWS = 5000
 DNS_NOTE = "DNS: a sandbox has no resolver, allowed names are in its hosts file"
 
 
 def protocol(number: int) -> str:
     """Return the name of an IP protocol, ``ip-47`` for one without a common one."""
-    return PROTOCOLS.get(number, f"ip-{number}")
+    return "dns answer" if number == ANSWER else PROTOCOLS.get(number, f"ip-{number}")
 
 
 def report(
@@ -89,7 +92,7 @@ def row_report(row: Row, ledger: Ledger, book: AddressBook) -> dict[str, Any]:
         "container": row.place.container or None,
         "protocol": protocol(proto),
         "address": address,
-        "port": port if proto in PROTOCOLS and proto != ICMP else None,
+        "port": port if proto in PROTOCOLS and proto not in WITHOUT_PORT else None,
         "icmp_type": port >> 8 if proto == ICMP else None,
         "count": row.count,
         "at_least": ledger.at_least(row),
@@ -114,8 +117,9 @@ def explained(
     if row.check:
         return "corral's own check: it must be refused", None
     gateway = str(session.network.gateway) if session is not None and session.network is not None else None
+    opened = session is not None and session.open
     if is_dns(proto, port):
-        return DNS_NOTE, None
+        return OPEN_DNS_NOTE if opened else DNS_NOTE, None
     if address == gateway:
         hint = f"add port {port} to host_services" if proto == TCP else None
         return "this host", hint
@@ -124,7 +128,10 @@ def explained(
             f"sandbox {neighbour}" if neighbour != row.place.sandbox else "a session of the same sandbox",
             None,
         )
-    return _named(proto, port, session, list(known))
+    note, hint = _named(proto, port, session, list(known))
+    if opened and proto != ANSWER:
+        return f"{note}; {CLOSED_NOTE}" if note else CLOSED_NOTE, None
+    return note, hint
 
 
 def _named(

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isfinite
 
 from enforcer import hostsfile, pins
+from enforcer.opendns import Place
 from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
+from policy.container import RESOLVER_PORT
 
 Row = tuple[str, str, int, str]
 
@@ -24,13 +26,15 @@ _ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 class Ruleset:
     """The full desired state of one user: bridges, and (source, protocol, port, destination) -> comment.
 
-    ``ends``: when the permission for some pins ends, by the service's clock.
+    ``ends``: when the permission for some pins ends, by the service's clock. ``open``: the sources that may
+    reach all public addresses, and their comments.
     """
 
     sandboxes: tuple[Network, ...]
     pins: Mapping[Row, str]
     host: Mapping[Row, str]
     ends: Mapping[Row, float] = field(default_factory=dict)
+    open: Mapping[str, str] = field(default_factory=dict)
 
     def lives(self, now: float) -> list[list[object]]:
         """Return what ends, with the seconds that it is to live on when nobody renews it any more.
@@ -66,6 +70,7 @@ def desired(
     pin_rows: dict[Row, str] = {}
     host_rows: dict[Row, str] = {}
     ends: dict[Row, float] = {}
+    open_rows: dict[str, str] = {}
     for session in sessions:
         if session.problems or session.network is None:
             continue
@@ -80,6 +85,11 @@ def desired(
         for service in session.declaration.host_services:
             row = (session.address, "tcp", service.port, str(session.network.gateway))
             host_rows[row] = comment(session, service.name)
+        if session.open:
+            open_rows[session.address] = comment(session, "open")
+            for proto in ("tcp", "udp"):
+                row = (session.address, proto, RESOLVER_PORT, str(session.network.gateway))
+                host_rows[row] = comment(session, "dns")
     count = Counter(row[0] for row in pin_rows)
     for row, text, end in kept:
         if row not in pin_rows and count[row[0]] < PER_SOURCE:
@@ -87,11 +97,21 @@ def desired(
             count[row[0]] += 1
     # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
     ends = {row: end for row, end in ends.items() if isfinite(end)}
-    return Ruleset(tuple(sorted(networks, key=lambda net: net.bridge)), pin_rows, host_rows, ends)
+    boxes = tuple(sorted(networks, key=lambda net: net.bridge))
+    return Ruleset(boxes, pin_rows, host_rows, ends, open_rows)
 
 
 def _forever(end: float | None) -> float:
     return inf if end is None else end
+
+
+def resolvers(sessions: Iterable[Session]) -> list[Place]:
+    """Return where DNS of open sessions is answered, one place for each bridge."""
+    sources: dict[Network, set[str]] = {}
+    for session in sessions:
+        if session.open and session.network is not None:
+            sources.setdefault(session.network, set()).add(session.address)
+    return [Place(net.bridge, str(net.gateway), frozenset(found)) for net, found in sources.items()]
 
 
 def keep(

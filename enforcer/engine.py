@@ -38,6 +38,12 @@ class Engine(Protocol):
     def stop(self, ident: str) -> None:
         """End a container at once, so that no restart policy starts it again; fine when it is gone."""
 
+    def ended(self, uid: int) -> list[str]:
+        """Return the ids of containers that declare this uid and have ended."""
+
+    def remove(self, ident: str) -> None:
+        """Remove a container that has ended; fine when it is gone, refused when it runs again."""
+
     def joiners(self) -> list[str]:
         """Return the ids of running containers that share another container's network."""
 
@@ -118,6 +124,22 @@ class DockerEngine:
         """See Engine."""
         with _errors(), contextlib.suppress(NotFound):
             self._client.api.stop(ident, timeout=0)
+
+    def ended(self, uid: int) -> list[str]:
+        """See Engine."""
+        with _errors():
+            wanted = {"label": f"{LABEL_UID}={uid}", "status": ["exited", "dead"]}
+            return [str(row["Id"]) for row in self._client.api.containers(all=True, filters=wanted)]
+
+    def remove(self, ident: str) -> None:
+        """See Engine."""
+        with _errors(), contextlib.suppress(NotFound):
+            try:
+                self._client.api.remove_container(ident, v=True)
+            except APIError as error:
+                # Somebody else is at it, or has started it.
+                if error.status_code != 409:
+                    raise
 
     def joiners(self) -> list[str]:
         """See Engine."""

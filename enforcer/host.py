@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -21,6 +22,11 @@ CONTAINER_LINKS = ("corral-", "docker", "br-", "veth")
 # RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR
 RTNL_GROUPS = 0x1 | 0x10 | 0x40 | 0x100
 SETTLE = 0.1  # seconds; one change is told in several messages
+
+
+def boot_clock() -> float:
+    """Return seconds since boot, suspend included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def addresses() -> list[str]:

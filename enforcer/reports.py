@@ -74,6 +74,10 @@ def session_row(
         "host_services": [{"name": s.name, "port": s.port} for s in session.declaration.host_services],
         "names": names,
         "withdrawn": sorted(session.overrides.denied),
+        "mode": session.declaration.mode,
+        "open_packets": next((row.packets for row in held.open if row.src == session.address), 0)
+        if held
+        else 0,
     }
 
 
@@ -120,6 +124,7 @@ def live(held: Held, addresses: frozenset[str]) -> dict[str, Any]:
     return {
         "pins": [[e.src, e.proto, e.port, e.dst] for e in held.pins if e.src in addresses],
         "host": [[e.src, e.proto, e.port, e.dst] for e in held.host if e.src in addresses],
+        "open": [row.src for row in held.open if row.src in addresses],
         "packets": {f"{e.src} {e.dst}:{e.port}": e.packets for e in held.pins if e.src in addresses},
         "denied": {src: count for src, count in held.denied.items() if src in addresses},
         "skeleton": {

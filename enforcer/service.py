@@ -23,9 +23,11 @@ from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.engine import DockerEngine, Engine
-from enforcer.host import notify, watch_network
+from enforcer.host import boot_clock, notify, watch_network
+from enforcer.leftovers import Leftovers
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
+from enforcer.openside import OpenSide
 from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
@@ -38,14 +40,6 @@ from policy.errors import EnforcerError, NotReadyError
 log = logging.getLogger("corral.enforcer")
 
 RETRY = 0.5  # seconds
-ALIVE = frozenset({"created", "running", "paused", "restarting"})
-GONE_EVENTS = frozenset({"die", "destroy"})
-LOOK_EVENTS = frozenset({"create", "start", "restart", "rename", "update", "unpause"})
-
-
-def boot_clock() -> float:
-    """Return seconds since boot, suspend included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Service:
@@ -96,6 +90,11 @@ class Service:
         self.metrics = Metrics(refreshes=self.names.refreshes)
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
+        names = self.names  # its state is another one after each event
+        self.open = OpenSide(names.ask, lambda text: names.state.vetting.check(text), clock, self.denials)  # noqa: PLW0108
+        self._leftovers = Leftovers(
+            lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
+        )
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -109,6 +108,7 @@ class Service:
         """Serve until ``stop`` is set."""
         self.start(asyncio.get_running_loop())
         self._spawn(self.denials.forever())
+        self._spawn(self._leftovers.forever())
         unwatch = watch_network(self._loop, lambda: self._spawn(self.tracker.network_moved()))
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
@@ -120,6 +120,7 @@ class Service:
             notify("STOPPING=1")
             watcher.stop()
             unwatch()
+            self.open.close()
             for task in list(self._tasks):
                 task.cancel()
             api.close()
@@ -146,6 +147,8 @@ class Service:
     def event(self, event: Mapping[str, Any]) -> None:
         """See watch.Watcher."""
         self._post(self.tracker.event(event))
+        if event.get("Action") == "die":
+            self._loop.call_soon_threadsafe(self._leftovers.ended.set)
 
     def lost(self, reason: str) -> None:
         """See watch.Watcher."""
@@ -186,6 +189,9 @@ class Service:
         if before is None or self.held is not before:
             return
         self._note_problems(before, found)
+        if {row.src for row in before.open} != {row.src for row in found.open}:
+            self.metrics.drift["open"] += 1
+            self._dirty.set()
         for part, then, now in (("pins", before.pins, found.pins), ("host", before.host, found.host)):
             differing = {(e.src, e.proto, e.port, e.dst) for e in then} ^ {
                 (e.src, e.proto, e.port, e.dst) for e in now
@@ -251,7 +257,9 @@ class Service:
             [[*row, text] for row, text in rules.pins.items()],
             [[*row, text] for row, text in rules.host.items()],
             rules.lives(self._clock()),
+            [[source, text] for source, text in rules.open.items()],
         )
+        self._note_resolvers(await self.open.follow(sessions))
         for text in self.held.refused:
             log.warning("writer: %s", text)
         if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
@@ -262,13 +270,23 @@ class Service:
         self.shown = {
             session.container: done[session.container]
             for session in sessions
-            if session.container in done and {row for row in rules.host if row[0] == session.address} <= host
+            if session.container in done
+            and {row for row in rules.host if row[0] == session.address} <= host
+            and self.open.true(session, self.held)
         }
         self._renew_used(previous, self.held)
         self._note_problems(previous, self.held)
         if self.names.state.generation != state.generation:
             self._dirty.set()
         self.applied = state.generation
+
+    def _note_resolvers(self, text: str) -> None:
+        known = self.errors.pop("dns", "")
+        if text:
+            self.errors["dns"] = text
+            self._retry()
+        if text not in ("", known):
+            log.error("%s", text)
 
     def _world(self) -> tuple[list[Session], list[Network], pins.State]:
         return list(self.tracker.sessions.values()), list(self.tracker.networks.values()), self.names.state

@@ -38,6 +38,7 @@ from policy.declaration import (
     LABEL_SERVICE,
     LABEL_SESSION,
     LABEL_UID,
+    OPEN,
     SCHEMA,
     Declaration,
     Name,
@@ -76,6 +77,7 @@ MASKED = frozenset(
 )
 # What the gate of a session tries; see agent_image/files/entrypoint/gate.py.
 GATE = "CORRAL_GATE="
+NOT_ROOTLESS = "egress.mode is open, which needs an engine of the system: a user's own has no gateway to ask"
 SERVICE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 # Nothing may be mounted over the programs that guard the start, nor over what they read.
 GUARDED = tuple(
@@ -137,6 +139,11 @@ class Session:
     project: str = ""
     life: Life = Life()
     overrides: Overrides = field(default_factory=Overrides)
+
+    @property
+    def open(self) -> bool:
+        """Whether it may reach all public addresses."""
+        return self.declaration.mode == OPEN and not self.problems and self.network is not None
 
     @property
     def names(self) -> tuple[Name, ...]:
@@ -249,8 +256,11 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
         declaration=declaration,
         mounts=_mounts(inspect),
         ipv6=owner.ipv6,
+        gateway=str(network.gateway) if network is not None else "",
         rootless=owner.rootless,
     )
+    if declaration.mode == OPEN and owner.rootless:
+        problems.append(NOT_ROOTLESS)
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)
     problems += _host_config_problems(inspect.get("HostConfig") or {}, spec)
@@ -281,7 +291,8 @@ def _life(inspect: Mapping[str, Any]) -> Life:
     tried: frozenset[str] = frozenset()
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         gate = json.loads(given[-1] if given else "{}")
-        tried = frozenset({str(gate["probe"]["address"]), str(gate["resolver"])})
+        closed = (gate.get("open") or {}).get("closed", ())
+        tried = frozenset({str(gate["probe"]["address"]), str(gate["resolver"]), *map(str, closed)})
     return Life(
         _moment(inspect.get("Created")),
         _moment(state.get("StartedAt")),

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from enforcer import apart
@@ -47,11 +48,17 @@ def networks_of(inspect: Mapping[str, Any]) -> frozenset[str]:
     return attached if mode.startswith(JOINS) else attached | {mode}
 
 
-def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict[str, str]:
+def reasons(
+    inspect: Mapping[str, Any],
+    ours: Collection[str],
+    uid: int,
+    gateways: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
     """Return network name -> why this container has to leave it; empty when it may stay. Pure.
 
     What declares itself as a session of ``uid`` leaves every network but its own, whatever its state: between
-    ``die`` and ``start`` of a restart it is no session yet. Anything else leaves each of ``ours``.
+    ``die`` and ``start`` of a restart it is no session yet. Anything else leaves each of ``ours``. A resolver
+    may be the gateway of its own network, ``gateways``, which is asked from the container's own namespace.
     """
     attached = networks_of(inspect)
     labels = (inspect.get("Config") or {}).get("Labels") or {}
@@ -61,7 +68,8 @@ def reasons(inspect: Mapping[str, Any], ours: Collection[str], uid: int) -> dict
     # The host's network cannot be left, and a container that its user put there is not to leave it.
     extra = attached - {own, "default", "none", "", apart.claimed(inspect)}
     found = dict.fromkeys(sorted(extra), f"a sandbox is on {own} alone")
-    if own in attached and (inspect.get("HostConfig") or {}).get("Dns") != [DEAD_RESOLVER]:
+    asked = (inspect.get("HostConfig") or {}).get("Dns")
+    if own in attached and asked != [DEAD_RESOLVER] and not (asked and asked == [gateways.get(own)]):
         found[own] = LIVE_DNS
     return found
 
@@ -90,10 +98,16 @@ class Strangers:
     def __post_init__(self) -> None:
         self.rows: dict[str, tuple[Stranger, ...]] = {}
 
-    def look(self, engine: Engine, ident: str, ours: Collection[str]) -> None:
+    def look(
+        self,
+        engine: Engine,
+        ident: str,
+        ours: Collection[str],
+        gateways: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Look at one container and take it away from where it must not be.
 
-        ``ours`` are the names of this user's sandbox networks.
+        ``ours`` are the names of this user's sandbox networks, ``gateways`` their gateways.
 
         Raises:
             EngineError: Docker does not say what the container is.
@@ -104,16 +118,16 @@ class Strangers:
         if joined(inspect) is not None and ident in self.rows and not _runs(inspect):
             # It was stopped a moment ago; this is an event from before.
             return
-        found = self._joiner(engine, inspect, ours) or self._attached(engine, inspect, ours)
+        found = self._joiner(engine, inspect, ours) or self._attached(engine, inspect, ours, gateways)
         if found:
             self.rows[ident] = found
 
     def _attached(
-        self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str]
+        self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str], gateways: Mapping[str, str]
     ) -> tuple[Stranger, ...]:
         ident, name = _identity(inspect)
         found = []
-        for network, why in reasons(inspect, ours, self.uid).items():
+        for network, why in reasons(inspect, ours, self.uid, gateways).items():
             done = _try("disconnected", partial(engine.disconnect, network, ident))
             log.warning("%s on %s: %s; %s", name, network, why, done)
             found.append(Stranger(ident, name, network, (why, done)))

@@ -227,7 +227,8 @@ class Tracker:
         if engine is None:
             return
         try:
-            await asyncio.to_thread(self._watch.look, engine, ident, list(self.networks))
+            gateways = {name: str(net.gateway) for name, net in self.networks.items()}
+            await asyncio.to_thread(self._watch.look, engine, ident, list(gateways), gateways)
         except CorralError as error:
             log.error("container %.12s: %s", ident, error.message)
 

@@ -10,7 +10,10 @@ from enforcer.sessions import Session
 from enforcer.vetting import Vetting
 from enforcer.writerclient import Entry
 from policy.container import HOST_ALIAS
+from policy.declaration import OPEN
 from policy.hosts import is_address
+
+DNS_PORTS = frozenset({53, 853})
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Sight:
     pins: tuple[Entry, ...]
     host: tuple[Entry, ...]
     hosts: Mapping[str, Sequence[str]]
+    open: bool = False
 
 
 def judge(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
@@ -39,6 +43,8 @@ def judge(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
         return Verdict(False, f"the session gets nothing: {'; '.join(session.problems)}")
     if host == HOST_ALIAS:
         return _service(sight, port)
+    if session.declaration.mode == OPEN:
+        return _open(sight, state, host, port)
     if is_address(host):
         return _address(sight, host, port)
     return _named(sight, state, host, port)
@@ -72,6 +78,19 @@ def _service(sight: Sight, port: int) -> Verdict:
     return Verdict(
         True, f"host service {services[port]}", (str(network.gateway),) if network is not None else ()
     )
+
+
+def _open(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
+    if port in DNS_PORTS:
+        return Verdict(False, "DNS: names are asked of 127.0.0.11; other resolvers are closed")
+    if not sight.open:
+        return Verdict(False, "egress.mode is open, and the kernel does not hold it yet; see corral status")
+    if not is_address(host):
+        return Verdict(True, "egress.mode is open: any name, when its address is public")
+    verdict = state.vetting.check(host)
+    if not verdict:
+        return Verdict(False, f"egress.mode is open, and {host} is {verdict.reason}")
+    return Verdict(True, "egress.mode is open: a public address", (host,))
 
 
 def _address(sight: Sight, address: str, port: int) -> Verdict:

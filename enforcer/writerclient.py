@@ -38,6 +38,16 @@ def rows_of(entries: Iterable[Entry]) -> set[tuple[str, str, int, str]]:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """A source that may reach all public addresses; see ``Entry``."""
+
+    src: str
+    timeout: int
+    packets: int
+    comment: str
+
+
+@dataclass(frozen=True)
 class Held:
     """What the writer read back: elements, denied packets per source, problems and refusals as text.
 
@@ -51,6 +61,7 @@ class Held:
     problems: tuple[tuple[str, str], ...]
     refused: tuple[str, ...]
     driver: str = ""
+    open: tuple[Opened, ...] = ()
 
 
 class WriterClient:
@@ -127,6 +138,7 @@ class WriterClient:
         pins: list[list[object]],
         host: list[list[object]],
         lives: Sequence[list[object]] = (),
+        opened: Sequence[list[object]] = (),
     ) -> Held:
         """Make the full desired state of this user true.
 
@@ -135,9 +147,8 @@ class WriterClient:
         Raises:
             EnforcerError: the writer cannot be asked or refused the whole request.
         """
-        return _held(
-            self._ask({"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host, "lives": lives})
-        )
+        body: dict[str, object] = {"op": "apply", "sandboxes": sandboxes, "pins": pins, "host": host}
+        return _held(self._ask(body | {"lives": list(lives), "open": list(opened)}))
 
     def denied(self, epoch: str, after: int, sources: Collection[str], tallies: bool) -> Mapping[str, Any]:
         """Return what the fence refused to this user's sandboxes; see the writer's ``Writer.denied``.
@@ -165,4 +176,5 @@ def _held(answer: dict[str, Any]) -> Held:
         problems=tuple((str(part), str(text)) for part, text in answer["problems"]),
         refused=tuple(str(text) for text in answer["refused"]),
         driver=str(answer.get("driver", "")),
+        open=tuple(Opened(*row) for row in answer.get("open", ())),
     )

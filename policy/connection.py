@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from policy.declaration import OPEN
+
 OWN, NONE, HOST = "own", "none", "host"
 # What Docker calls them; a sandbox's own network has a name.
 APART = (NONE, HOST)
@@ -38,6 +40,12 @@ def contradictions(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
         if tree.get("host_services"):
             what = "egress.mode is none: a service of this host cannot be reached without a network"
             yield ("host_services",), what, fix
+    elif mode == OPEN:
+        # A list that limits nothing must not look as if it did.
+        for key in ("allow", "from_host", "allow_stale"):
+            if egress.get(key):
+                what = "egress.mode is open: all public addresses are reachable, whatever names have them"
+                yield ("egress", key), what, "remove it, or use egress.mode: allowlist"
     elif mode == HOST and tree.get("host_services"):
         what = "egress.mode is host: there is no corral-host, and services of this host are at 127.0.0.1"
         yield ("host_services",), what, "remove host_services, or use egress.mode: allowlist"

@@ -7,7 +7,7 @@ containers that exist. What is written here is the contract between the CLI and 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -50,9 +50,13 @@ class HostService(_Frozen):
     port: Port
 
 
-class Declaration(_Frozen):
-    """What one container may reach."""
+ALLOWLIST, OPEN = "allowlist", "open"
 
+
+class Declaration(_Frozen):
+    """What one container may reach. ``mode`` open: all public addresses; then it has no names."""
+
+    mode: Literal["allowlist", "open"] = "allowlist"
     names: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     host_services: Annotated[tuple[HostService, ...], Field(strict=False)] = ()
     allow_stale: bool = False
@@ -60,9 +64,11 @@ class Declaration(_Frozen):
     def to_label(self) -> str:
         """Return canonical JSON for the label ``io.corral.egress``."""
         body = {"schema": SCHEMA, **self.model_dump(mode="json")}
+        # As containers of releases that did not know them are labelled.
         if not self.allow_stale:
-            # As containers of releases that did not know it are labelled.
             del body["allow_stale"]
+        if self.mode == ALLOWLIST:
+            del body["mode"]
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @classmethod

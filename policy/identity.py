@@ -96,6 +96,11 @@ class StatePaths:
         return self.session(session) / "home"
 
     @property
+    def in_use(self) -> Path:
+        """Locked by whoever works with the sandbox; see policy.holding."""
+        return self.root / "use.lock"
+
+    @property
     def managed(self) -> Path:
         """What the profile puts below the agent's home and the agent cannot change."""
         return self.root / "managed"

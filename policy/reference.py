@@ -32,8 +32,8 @@ MEANING: Mapping[str, str] = {
     "mounts.project": "`ro`: the project is read-only, and the agent writes in `/workspace`, which stays",
     "egress": "what may be reached beyond the sandbox",
     "egress.mode": (
-        "`allowlist`; `none`: no network at all; `host`: this host's network, NOT ENFORCED, see below. Not "
-        "available yet: `proxy`, `open`"
+        "`allowlist`; `open`: all public addresses; `none`: no network at all; `host`: this host's network, "
+        "NOT ENFORCED, see below. Not available yet: `proxy`"
     ),
     "egress.allow": "names, see below. No addresses, ranges, URLs, ports in the name, single labels",
     "egress.allow[].host": "a domain name; the short form of an entry is this alone",

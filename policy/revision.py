@@ -25,9 +25,11 @@ from typing import Any
 
 from policy.connection import NONE
 from policy.container import PIDS_LIMIT
+from policy.declaration import OPEN
 from policy.errors import PolicyError
 from policy.limits import default_memory, parse_memory
 from policy.loader import LoadedPolicy
+from policy.schema import DNS_PORTS
 
 SCHEMA = 1
 
@@ -35,6 +37,7 @@ Grant = tuple[str, str]
 """(kind, subject): ("reach", "api.example.com:443"), ("write", "/home/me/project"), ..."""
 
 READ, WRITE, REACH, SERVICE, SECRETS, NETWORK = "read", "write", "reach", "host-service", "secrets", "network"
+PUBLIC: Grant = (NETWORK, "all public addresses, on every port but those of DNS")
 HOST_NETWORK: Grant = (NETWORK, "all of this host's")
 # An amount, so that having none is less than what every policy without this key has: a network of its own.
 NETWORKS = "egress.networks"
@@ -170,6 +173,8 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
             yield from ((REACH, f"{entry.host}:{port}") for port in entry.ports)
     for service in loaded.declaration.host_services:
         yield SERVICE, str(service.port)
+    if policy.egress.mode == OPEN:
+        yield PUBLIC
     if policy.egress.mode == "host":
         yield HOST_NETWORK
     if loaded.env_file is not None:
@@ -190,7 +195,7 @@ def _unknown(loaded: LoadedPolicy) -> Iterator[tuple[str, str]]:
             if key not in _NAME_FIELDS:
                 yield f"egress.allow.{entry.host}.{key}", _json(value)
     for key, value in loaded.declaration.model_dump(mode="json", exclude_defaults=True).items():
-        if key not in {"names", "host_services", "allow_stale"}:
+        if key not in {"mode", "names", "host_services", "allow_stale"}:
             yield f"declaration.{key}", _json(value)
 
 
@@ -257,7 +262,15 @@ def widens(changes: tuple[Change, ...]) -> bool:
 
 def _covered(grant: Grant, old: Revision) -> bool:
     """Say whether the old revision allowed a grant in other words."""
-    return grant[0] in {REACH, SERVICE} and HOST_NETWORK in old.grants
+    if HOST_NETWORK in old.grants:
+        return grant[0] in {REACH, SERVICE} or grant == PUBLIC
+    # A name on a port of DNS, one with more to it than ports, or a pattern is more than all addresses.
+    return PUBLIC in old.grants and grant[0] == REACH and _public(grant[1])
+
+
+def _public(subject: str) -> bool:
+    host, _, port = subject.rpartition(":")
+    return port.isdecimal() and int(port) not in DNS_PORTS and not set(host) & set(" *^{")
 
 
 def _setting_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:

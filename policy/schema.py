@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from policy import container, profiles
 from policy.connection import OWN, connection
 from policy.container import PIDS_LIMIT
-from policy.declaration import Declaration, HostService, Name, Port
+from policy.declaration import OPEN, Declaration, HostService, Name, Port
 from policy.errors import PolicyError
 from policy.hosts import HostError
 from policy.limits import default_memory, parse_memory
@@ -137,7 +137,7 @@ def _profile(text: str) -> str:
 
 
 EGRESS_MODES = ("allowlist", "proxy", "open", "none", "host")
-AVAILABLE_MODES = ("allowlist", "none", "host")
+AVAILABLE_MODES = ("allowlist", "open", "none", "host")
 
 
 def _egress_mode(text: str) -> str:
@@ -146,7 +146,7 @@ def _egress_mode(text: str) -> str:
     if text in EGRESS_MODES:
         raise problem("this egress mode is not available yet", f"use {' or '.join(AVAILABLE_MODES)}")
     if text == "bridge":
-        raise problem("corral has no such egress mode", "open comes nearest, which is not available yet")
+        raise problem("corral has no such egress mode", "open comes nearest: all public addresses")
     raise problem("unknown egress mode", f"use {' or '.join(AVAILABLE_MODES)}")
 
 
@@ -334,10 +334,13 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
     The policy's names come first, in their order, then the profile's defaults. Entries of one host are
     merged: the union of their ports in order of appearance; of several entries in the policy the strict wish
     wins (optional only if all say so, liveness if any does); a profile default adds its ports only. Without
-    a network of its own it declares nothing.
+    a network of its own it declares nothing; an open sandbox has no names, as it reaches them all.
     """
     if connection(policy.egress.mode) != OWN:
         return Declaration()
+    services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
+    if policy.egress.mode == OPEN:
+        return Declaration(mode="open", host_services=services)
     names: dict[str, Name] = {}
     for entry in policy.egress.allow:
         names[entry.host] = _merged(names.get(entry.host), entry.to_name())
@@ -348,7 +351,6 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
         if known is not None:
             default = Name(host=host, optional=known.optional, liveness=known.liveness)
         names[host] = _merged(known, default)
-    services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
     return Declaration(
         names=tuple(names.values()), host_services=services, allow_stale=policy.egress.allow_stale
     )

@@ -26,7 +26,7 @@ from policy import savedfile
 from policy.errors import CorralError
 
 API, LABELS, STATE, PROTOCOL, SKELETON = "api", "labels", "state", "protocol", "skeleton"
-SCHEMAS: Mapping[str, int] = {API: 1, LABELS: 1, STATE: 1, PROTOCOL: 2, SKELETON: 1}
+SCHEMAS: Mapping[str, int] = {API: 1, LABELS: 1, STATE: 1, PROTOCOL: 2, SKELETON: 2}
 # What the writer, which is another program in another place, has a say in.
 WRITER_SCHEMAS = (PROTOCOL, SKELETON)
 USER_SCHEMAS = (API, LABELS, STATE)

@@ -56,7 +56,7 @@ def load_config(path: Path) -> tuple[Skeleton, tuple[IPv4Network, ...]]:
         raise ValueError(f"{path}: not an object")
     ranges = tuple(IPv4Network(text) for text in body.pop("permit_ranges", []))
     try:
-        return Skeleton(**body), ranges
+        return Skeleton(**body, permitted=ranges), ranges
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -109,19 +109,9 @@ def vet(
     ``own_addresses`` are the addresses of this host: a pin never leads to one.
     """
     refused: list[str] = []
-
-    def source_problem(element: Element) -> str | None:
-        claim = owner_of(claims, element.src)
-        if claim is None:
-            return f"source {element.src} is in no claimed subnet"
-        if claim.uid != uid:
-            return f"source {element.src} belongs to {claim.bridge} of uid {claim.uid}"
-        edges = (claim.subnet.network_address, claim.subnet.broadcast_address, claim.gateway)
-        return f"source {element.src} is not a container's" if IPv4Address(element.src) in edges else None
-
     good_pins: dict[Element, str] = {}
     for element, comment in pins.items():
-        problem = source_problem(element) or refuse_destination(element, permitted)
+        problem = source_problem(claims, uid, element.src) or refuse_destination(element, permitted)
         if problem is None and element.dst in own_addresses:
             problem = f"destination {element.dst} is an address of this host"
         if problem is None and owner_of(claims, element.dst) is not None:
@@ -132,7 +122,7 @@ def vet(
             refused.append(problem)
     good_host: dict[Element, str] = {}
     for element, comment in host.items():
-        problem = source_problem(element)
+        problem = source_problem(claims, uid, element.src)
         if problem is None:
             claim = owner_of(claims, element.src)
             if claim is not None and element.dst == str(claim.gateway):
@@ -141,6 +131,24 @@ def vet(
             problem = f"{element.dst} is not the gateway of {element.src}"
         refused.append(problem)
     return good_pins, good_host, refused
+
+
+def source_problem(claims: Claims, uid: int, source: str) -> str | None:
+    """Return why nothing can be granted to ``source`` for this caller, or None."""
+    claim = owner_of(claims, source)
+    if claim is None:
+        return f"source {source} is in no claimed subnet"
+    if claim.uid != uid:
+        return f"source {source} belongs to {claim.bridge} of uid {claim.uid}"
+    edges = (claim.subnet.network_address, claim.subnet.broadcast_address, claim.gateway)
+    return f"source {source} is not a container's" if IPv4Address(source) in edges else None
+
+
+def vet_open(claims: Claims, uid: int, wanted: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Split the sources that a caller wants open into what it may have and why the rest was refused."""
+    problems = {source: source_problem(claims, uid, source) for source in wanted}
+    good = {source: comment for source, comment in wanted.items() if problems[source] is None}
+    return good, [problem for problem in problems.values() if problem is not None]
 
 
 def to_rows(claims: Claims) -> list[dict[str, Any]]:

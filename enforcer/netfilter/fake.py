@@ -15,16 +15,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from enforcer.netfilter import opening
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.kernel import KernelError
-from enforcer.netfilter.model import NO_LIVES, Element, Entry, Lives
+from enforcer.netfilter.model import NO_LIVES, Element, Entry, Lives, Open
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.skeleton import DENIED, IFACE, SEEN, TIMEOUT, Skeleton
 
 BUILTIN = {"filter": ("INPUT", "FORWARD", "OUTPUT"), "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")}
-BUILTIN_TARGETS = {"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQUERADE", "NFLOG", "SET"}
+BUILTIN_TARGETS = {"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQUERADE", "NFLOG", "SET", "REDIRECT"}
 
 Table = dict[str, list[str]]
 
@@ -42,6 +43,8 @@ class FakeKernel:
         self.backstop: dict[str, tuple[str, ...]] | None = None
         self.gateways: frozenset[str] = frozenset()
         self.owners: frozenset[tuple[str, int]] = frozenset()
+        self.closed: frozenset[str] = frozenset()
+        self.open_sources: dict[str, tuple[float, int, str]] = {}
         self.sets: dict[str, dict[Element, tuple[float, int, str]]] = {}
         self.sources: dict[str, int] | None = None
         self.bridge_filter: tuple[int | None, int | None] = (1, 1)
@@ -97,6 +100,8 @@ class FakeKernel:
             self.gateways,
             self.owners,
             kinds,
+            closed=self.closed,
+            attached=self._networks(),
             bridge_filter=self.bridge_filter,
         )
 
@@ -137,18 +142,23 @@ class FakeKernel:
     def _nft(self, script: str) -> None:
         if script.startswith("delete table"):
             self.backstop, self.gateways, self.owners = None, frozenset(), frozenset()
+            self.closed, self.open_sources = frozenset(), {}
             return
         if not script.startswith("flush set"):
             chains: dict[str, tuple[str, ...]] = {}
             for name, body in re.findall(r"^  chain (\w+) \{\n(.*?)^  \}", script, re.MULTILINE | re.DOTALL):
-                hook, priority = re.findall(r"hook (\w+) priority ([^;]+);", body)[0]
-                chains[name] = (f"{hook} {priority}", *re.findall(r'comment "([^"]+)"', body))
+                hooked = re.findall(r"hook (\w+) priority ([^;]+);", body)
+                where = " ".join(hooked[0]) if hooked else ""
+                chains[name] = (where, *re.findall(r'comment "([^"]+)"', body))
+            # The table's elements come along into a new one.
+            self.open_sources = {} if self.backstop is None else self.open_sources
             self.backstop = chains
         elif self.backstop is None:
             raise KernelError("No such file or directory", script)
         self.gateways = frozenset(
             re.findall(r"(?<![\w.])\d+\.\d+\.\d+\.\d+(?![\w.])", _elements(script, "gateways"))
         )
+        self.closed = frozenset(re.findall(r"[\d.]+/\d+", _elements(script, opening.CLOSED)))
         owners = re.findall(r'"([^"]+)" \. (\d+)', _elements(script, "owners"))
         self.owners = frozenset((bridge, int(uid)) for bridge, uid in owners)
 
@@ -267,6 +277,45 @@ class FakeKernel:
             self.sources.setdefault(source, 0)
         for source in forget:
             self.sources.pop(source, None)
+
+    def _networks(self) -> frozenset[str]:
+        return opening.attached(address for link in self.interfaces for address in link.addresses)
+
+    def networks(self) -> frozenset[str]:
+        """See Kernel."""
+        self._call()
+        return self._networks()
+
+    def _living_sources(self) -> dict[str, tuple[float, int, str]]:
+        if self.backstop is None:
+            raise KernelError(f"set {opening.OPEN} does not exist")
+        now = self.clock()
+        self.open_sources = {src: row for src, row in self.open_sources.items() if row[0] > now}
+        return self.open_sources
+
+    def opened(self) -> dict[str, Open]:
+        """See Kernel."""
+        self._call()
+        now = self.clock()
+        return {
+            src: Open(src, int(until - now), packets, text)
+            for src, (until, packets, text) in self._living_sources().items()
+        }
+
+    def open(self, sources: Mapping[str, str]) -> None:
+        """See Kernel."""
+        for source, comment in sources.items():
+            self._call()
+            content = self._living_sources()
+            packets = content[source][1] if source in content else 0
+            content[source] = (self.clock() + TIMEOUT, packets, comment)
+
+    def close_sources(self, sources: Iterable[str]) -> None:
+        """See Kernel."""
+        for source in sources:
+            self._call()
+            self._living_sources().pop(source, None)
+            self.flows = {flow for flow in self.flows if flow.src != source}
 
     def forget_flows(self, elements: Iterable[Element]) -> None:
         """See Kernel."""

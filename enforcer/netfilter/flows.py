@@ -33,6 +33,26 @@ def forget(elements: Iterable[Element]) -> None:
             _delete_one_by_one(conntrack, gone)
 
 
+def forget_sources(sources: Iterable[str]) -> None:
+    """Delete the conntrack entries of all flows that these sources opened.
+
+    Raises:
+        NetlinkError, OSError: the kernel refuses.
+    """
+    gone = sorted(set(sources))
+    if not gone:
+        return
+    with contextlib.closing(NFCTSocket()) as conntrack:
+        for source in gone:
+            for flow in list(conntrack.dump(tuple_orig=NFCTAttrTuple(saddr=source))):
+                original = _tuple(flow)
+                # Whether the kernel has picked the flows is its version's business.
+                if original is not None and original.saddr == source:
+                    # A flow that ended by itself in between is as good as deleted.
+                    with contextlib.suppress(NetlinkError):
+                        conntrack.entry("del", tuple_orig=original)
+
+
 def _delete_flows(conntrack: NFCTSocket, key: tuple[str, int, int, str]) -> None:
     source, proto, port, destination = key
     flows = NFCTAttrTuple(saddr=source, daddr=destination, proto=proto, dport=port)

@@ -24,8 +24,11 @@ class SetError(Exception):
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such set of our table."""
-        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.ENOENT
+        """Whether there is no such set."""
+        cause = self.__cause__
+        if isinstance(cause, IPSetError):
+            return bool(cause.code == errno.ENOENT)
+        return isinstance(cause, OSError) and cause.errno == errno.ENOENT
 
 
 class Sets:

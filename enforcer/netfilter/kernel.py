@@ -10,19 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Protocol
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from enforcer.netfilter import flows, owntable, process, rtnl
+from enforcer.netfilter import flows, opening, owntable, process, rtnl
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.detect import LEGACY, NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
+from enforcer.netfilter.interface import Kernel, KernelError
 from enforcer.netfilter.ipsets import SetError, Sets
 from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen
-from enforcer.netfilter.model import COMMENT, NO_LIVES, Element, Entry, Lives
+from enforcer.netfilter.model import COMMENT, HALF, NO_LIVES, Element, Entry, Lives, Open
 from enforcer.netfilter.nftsets import TableSets
+from enforcer.netfilter.opening import OPEN
+from enforcer.netfilter.opensets import OpenSets
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.process import Run, ToolError
@@ -31,75 +33,11 @@ from enforcer.netfilter.shape import Shape, shape
 from enforcer.netfilter.skeleton import DENIED, HOST, IFACE, PINS, SEEN, TABLE, Skeleton
 from enforcer.netfilter.tables import LegacyTables, NftTables, Tables
 
+__all__ = ["Kernel", "KernelError", "RealKernel"]
+
 log = logging.getLogger("corral.netfilter")
 
 BRIDGE_FILTER = Path("/proc/sys/net/bridge")
-
-
-class KernelError(Exception):
-    """The kernel could not be read or written; ``sent`` is what was being written."""
-
-    def __init__(self, text: str, sent: str = "") -> None:
-        super().__init__(text)
-        self.sent = sent
-
-
-class Kernel(Protocol):
-    """What the writer needs of a kernel. Every method raises KernelError when it cannot do its work."""
-
-    @property
-    def driver(self) -> str:
-        """Where the decision is: nft, legacy or own."""
-
-    def links(self) -> tuple[Link, ...]:
-        """Return corral's bridges with their addresses."""
-
-    def host_addresses(self) -> frozenset[str]:
-        """Return every IPv4 address of this host."""
-
-    def ports(self) -> tuple[Port, ...]:
-        """Return the links that are a bridge's port or whose other end is in another namespace."""
-
-    def set_ports(self, fixes: Iterable[Fix]) -> None:
-        """Isolate ports, put links down or up; one that is gone by now is fine."""
-
-    def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
-        """Return what differs from the skeleton; see ``plan.plan`` for ``wanted``."""
-
-    def filtering(self) -> bool:
-        """Tell whether packets between ports of one bridge meet the rules; cheap."""
-
-    def unannounced(self) -> bool:
-        """Tell whether something the rules depend on changed without a notification; cheap."""
-
-    def carry_out(self, todo: Plan) -> None:
-        """Write the steps of a plan in order; stops at the first that fails."""
-
-    def remove(self, skeleton: Skeleton) -> None:
-        """Take everything of ours out; foreign rules stay."""
-
-    def entries(self, name: str) -> dict[Element, Entry]:
-        """Return the elements of a set as the kernel holds them."""
-
-    def change(
-        self, name: str, put: Mapping[Element, str], drop: Iterable[Element], lives: Lives = NO_LIVES
-    ) -> None:
-        """Add or renew, then delete elements. Counters of renewed ones are kept; see model.Lives."""
-
-    def denied(self) -> dict[str, int]:
-        """Return how many packets of each watched source were denied."""
-
-    def tallies(self) -> list[Tally]:
-        """Return what was denied, by destination, as counted since each was logged last."""
-
-    def forget_tallies(self, gone: Iterable[Tally]) -> None:
-        """Delete such counts."""
-
-    def watch(self, sources: Iterable[str], forget: Iterable[str]) -> None:
-        """Count denied packets of ``sources`` from now on, and of ``forget`` no more."""
-
-    def forget_flows(self, elements: Iterable[Element]) -> None:
-        """Delete the conntrack entries of withdrawn elements."""
 
 
 class RealKernel:
@@ -126,6 +64,7 @@ class RealKernel:
         self._tables = tables or {NFT: NftTables(run), LEGACY: LegacyTables(run)}
         self._ipsets = Sets()
         self._nftsets = TableSets(lambda: self._hold.socket)
+        self._opens = OpenSets(self._ipsets, self._nftsets, lambda: self.driver != OWN)
         self._rtnl = rtnl.Links()
         self._fixed = Choice(driver, "")
         self._detector = detector
@@ -146,6 +85,22 @@ class RealKernel:
     @property
     def _sets(self) -> Sets | TableSets:
         return self._nftsets if self.driver == OWN else self._ipsets
+
+    def networks(self) -> frozenset[str]:
+        """See Kernel."""
+        return opening.attached(address for link in self._links() for address in link.addresses)
+
+    def opened(self) -> dict[str, Open]:
+        """See Kernel."""
+        return self._opens.rows()
+
+    def open(self, sources: Mapping[str, str]) -> None:
+        """See Kernel."""
+        self._opens.put(sources)
+
+    def close_sources(self, sources: Iterable[str]) -> None:
+        """See Kernel."""
+        self._opens.drop(sources)
 
     def _exec(self, *argv: str, stdin: str | None = None) -> str:
         try:
@@ -223,6 +178,8 @@ class RealKernel:
             owners=table.owners,
             sets=kinds,
             table_sets=table.sets,
+            closed=table.closed,
+            attached=self.networks(),
             bridge_filter=(self._read_filter("iptables"), self._read_filter("ip6tables")),
             hold=hold,
             choice=seen.choice,
@@ -268,6 +225,11 @@ class RealKernel:
             except SetError as error:
                 raise KernelError(str(error)) from error
             found = replace(found, gateways=gateways, owners=owners)
+        if terse and opening.CLOSED in found.sets:
+            rows = json.loads(self._exec("nft", "-j", "list", "set", "inet", TABLE, opening.CLOSED))[
+                "nftables"
+            ]
+            found = replace(found, closed=shape(rows).closed)
         return found, self._how_held(found.flags)
 
     def _how_held(self, flags: Iterable[str]) -> str:
@@ -358,6 +320,9 @@ class RealKernel:
     def _nft(self, script: str) -> None:
         if f"set {owntable.SETS[PINS]} {{" in script:
             script += self._contents()
+        if f"set {OPEN} {{" in script:
+            held = [row for row in self.opened().values() if row.timeout != HALF]
+            script += opening.refill(TABLE, {r.src: (r.timeout, r.packets, r.comment) for r in held})
         # A program of its own cannot change a table that this process holds.
         self._hold.release()
         try:

@@ -44,9 +44,20 @@ NEVER = tuple(
         "240.0.0.0/4",
     )
 )
-# These stay closed even where the root-owned configuration permits a range around them.
+# These stay closed even where the root-owned configuration permits a range around them: what leads to this
+# host, to its link, or to a cloud's metadata.
 ABSOLUTE = tuple(
-    IPv4Network(text) for text in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
+    IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",
+        "100.100.100.200/32",
+        "127.0.0.0/8",
+        "168.63.129.16/32",
+        "169.254.0.0/16",
+        "192.0.0.192/32",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
 )
 
 
@@ -87,6 +98,23 @@ class Entry:
         return [*self.element.row(), self.timeout, self.packets, self.comment]
 
 
+HALF = -1
+
+
+@dataclass(frozen=True)
+class Open:
+    """A source that may reach all public addresses, as the kernel holds it; see ``Entry``."""
+
+    src: str
+    timeout: int
+    packets: int
+    comment: str
+
+    def row(self) -> list[object]:
+        """Return it as it travels in JSON."""
+        return [self.src, self.timeout, self.packets, self.comment]
+
+
 @dataclass(frozen=True)
 class SandboxRequest:
     """A bridge that the caller says is its own."""
@@ -117,6 +145,7 @@ class ApplyRequest:
     pins: dict[Element, str]
     host: dict[Element, str]
     lives: dict[Element, int] = field(default_factory=dict)
+    open: dict[str, str] = field(default_factory=dict)
 
 
 def _address(value: Any, what: str) -> IPv4Address:
@@ -201,14 +230,33 @@ def parse_lives(rows: Any, pins: Mapping[Element, str]) -> dict[Element, int]:
     return lives
 
 
+def parse_open(rows: Any) -> dict[str, str]:
+    """Return the sources that are to reach all public addresses, with their comments.
+
+    Raises:
+        Refused: not a list of ``[src, comment]``, or over the limit.
+    """
+    if not isinstance(rows, list) or len(rows) > MAX_SOURCES:
+        raise Refused(f"open must be a list of at most {MAX_SOURCES} sources")
+    found: dict[str, str] = {}
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 2:
+            raise Refused("open: a source is [src, comment]")
+        src, comment = row
+        if not isinstance(comment, str) or not COMMENT.fullmatch(comment):
+            raise Refused("open: a comment is at most 200 plain characters")
+        found[str(_address(src, "source"))] = comment
+    return found
+
+
 def parse_apply(body: dict[str, Any]) -> ApplyRequest:
     """Validate the body of an ``apply`` request.
 
     Raises:
         Refused: any field has another type, shape or range than expected, or is unknown.
     """
-    if set(body) - {"lives"} != {"v", "op", "sandboxes", "pins", "host"}:
-        raise Refused("apply takes exactly sandboxes, pins and host, and perhaps lives")
+    if set(body) - {"lives", "open"} != {"v", "op", "sandboxes", "pins", "host"}:
+        raise Refused("apply takes exactly sandboxes, pins and host, and perhaps lives and open")
     rows = body["sandboxes"]
     if not isinstance(rows, list) or len(rows) > MAX_SANDBOXES:
         raise Refused(f"sandboxes must be a list of at most {MAX_SANDBOXES}")
@@ -216,7 +264,8 @@ def parse_apply(body: dict[str, Any]) -> ApplyRequest:
     if len({box.bridge for box in sandboxes}) != len(sandboxes):
         raise Refused("a bridge is named twice")
     pins, host = parse_elements(body["pins"], "pins"), parse_elements(body["host"], "host")
-    return ApplyRequest(sandboxes, pins, host, parse_lives(body.get("lives", []), pins))
+    lives, opened = parse_lives(body.get("lives", []), pins), parse_open(body.get("open", []))
+    return ApplyRequest(sandboxes, pins, host, lives, opened)
 
 
 def parse_denied(body: dict[str, Any]) -> DeniedRequest:

@@ -216,7 +216,7 @@ class TableSets:
         A kernel before 6.12 does not renew an element, so it is replaced, in one transaction. One may expire
         between the look and the transaction, which then fails as a whole.
         """
-        set_ = SETS[name]
+        set_ = SETS.get(name, name)
         leaving = set(gone)
         for attempt in range(TRIES):
             there = {row.key: row for row in self.rows(set_)}
@@ -277,10 +277,10 @@ class TableSets:
         """Delete elements that the kernel added itself; one that is not there is fine."""
         self._change(name, {}, [flow_key(t.src, t.proto, t.port, t.dst) for t in gone])
 
-    def put_source(self, name: str, source: str) -> None:
+    def put_source(self, name: str, source: str, comment: str = "") -> None:
         """Add or renew one address."""
         key = socket.inet_aton(source)
-        self._change(name, {key: Row(key)}, ())
+        self._change(name, {key: Row(key, comment=comment)}, ())
 
     def drop_source(self, name: str, source: str) -> None:
         """Delete one address; one that is not there is fine."""

@@ -7,6 +7,7 @@ all the same, so nothing of Docker's has to be hooked or asked.
 
 from __future__ import annotations
 
+from enforcer.netfilter import opening
 from enforcer.netfilter.skeleton import (
     DENIED,
     HOST,
@@ -28,6 +29,7 @@ SETS = {PINS: "pins", HOST: "host", DENIED: "denied", SEEN: "seen"}
 """The sets of the table that stand for the ipsets of those names."""
 
 FLOW = "ipv4_addr . inet_proto . inet_service . ipv4_addr"
+NAT = frozenset({"srcnat", "dstnat"})
 LIMITED = 65536  # sources with a limit of their own
 PASSING, RECORD, REFUSE, OUT, IN, INPUT = (
     "passing",
@@ -72,9 +74,13 @@ def chains(skeleton: Skeleton) -> tuple[Chain, ...]:
     mine, theirs = f'iifname "{IFACE}*"', f'oifname "{IFACE}*"'
 
     def chain(name: str, lines: list[tuple[str, str]], hook: str = "", priority: str = "") -> Chain:
-        return Chain(name, hook, priority, rules(name, lines), "nat" if priority == "srcnat" else "filter")
+        return Chain(name, hook, priority, rules(name, lines), "nat" if priority in NAT else "filter")
 
     admin = "reject with icmpx type admin-prohibited"
+    marked = f"meta mark & {mark} != 0"
+    # The bit alone says nothing.
+    going, coming = f"ip saddr @{opening.OPEN} {marked}", f"ip daddr @{opening.OPEN} {marked}"
+    asked = f"{mine} {going} {_PORTS} th dport {opening.DNS_PORT}"
     return (
         chain(PASSING, [("", f"meta mark set meta mark | {mark}"), ("", "accept")]),
         chain(
@@ -121,6 +127,7 @@ def chains(skeleton: Skeleton) -> tuple[Chain, ...]:
                 # No shortcut for established flows: withdrawing an element cuts the flow.
                 (f"{_THERE} @{SETS[PINS]}", f"goto {PASSING}"),
                 (f"{_REPLY} {_BACK} @{SETS[PINS]}", f"goto {PASSING}"),
+                (going, f"goto {PASSING}"),
                 ("", f"goto {REFUSE}"),
             ],
         ),
@@ -129,6 +136,7 @@ def chains(skeleton: Skeleton) -> tuple[Chain, ...]:
             [
                 ("meta l4proto icmp ct state related ct direction reply", f"goto {PASSING}"),
                 (f"{_REPLY} {_BACK} @{SETS[PINS]}", f"goto {PASSING}"),
+                (coming, f"goto {PASSING}"),
                 ("", "drop"),
             ],
         ),
@@ -143,6 +151,12 @@ def chains(skeleton: Skeleton) -> tuple[Chain, ...]:
         chain("forward_decision", [(mine, f"goto {OUT}"), (theirs, f"goto {IN}")], "forward", "filter"),
         chain("input_decision", [(mine, f"goto {INPUT}")], "input", "filter"),
         chain(
+            "destination_nat",
+            [(asked, f"redirect to :{opening.RESOLVER_PORT}")],
+            "prerouting",
+            "dstnat",
+        ),
+        chain(
             "source_nat",
             [(f'oifname != "{IFACE}*" meta mark & {mark} != 0', "masquerade")],
             "postrouting",
@@ -156,10 +170,11 @@ def script(
     gateways: frozenset[str],
     owners: frozenset[tuple[str, int]],
     holdable: bool,
+    closed: frozenset[str] = frozenset(),
 ) -> str:
     """Return one nft transaction that puts the table there, decision and backstop."""
     all_chains = (*chains(skeleton), *skeleton.backstop)
-    return skeleton.nft_script(gateways, owners, holdable, all_chains, sets())
+    return skeleton.nft_script(gateways, owners, holdable, all_chains, sets(), closed)
 
 
 def elements_script(name: str, lines: list[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from enforcer.netfilter import owntable
+from enforcer.netfilter import opening, owntable
 from enforcer.netfilter.detect import NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, NO, PLAIN
 from enforcer.netfilter.skeleton import (
@@ -18,6 +18,7 @@ from enforcer.netfilter.skeleton import (
     DENIED,
     DOCKER_USER,
     HOST,
+    OPENED,
     PINS,
     SEEN,
     TABLE,
@@ -30,6 +31,7 @@ SET_TYPES = {
     PINS: "hash:ip,port,ip",
     HOST: "hash:ip,port,ip",
     DENIED: "hash:ip",
+    OPENED: "hash:ip",
     SEEN: "hash:ip,port,ip",
 }
 
@@ -47,7 +49,8 @@ class Observed:
     ``tables`` maps (family, table) to chain -> rule lines as ``-S`` prints them after ``-A CHAIN``; a chain
     without rules is an empty list, a missing chain is absent. ``backstop`` maps the chains of our nft table
     to their hook line and tags, None when there is no table. ``sets`` maps our ipsets to their types,
-    ``table_sets`` are the sets of our table.
+    ``table_sets`` are the sets of our table. ``closed`` is what its set of that name holds, ``attached`` what
+    it has to hold: the networks of this host's interfaces.
     ``bridge_filter`` is bridge-nf-call-iptables and -ip6tables, None where the file does not exist.
     ``hold`` is how our nft table is protected from a flush by others; see ``hold.py``. ``choice`` is the
     driver this host needs, whose ``tables`` these are, and ``active`` the one whose sets are in use, None at
@@ -60,6 +63,8 @@ class Observed:
     owners: frozenset[tuple[str, int]] = frozenset()
     sets: Mapping[str, str] = field(default_factory=dict)
     table_sets: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+    attached: frozenset[str] = frozenset()
     bridge_filter: tuple[int | None, int | None] = (1, 1)
     hold: str = NO
     choice: Choice = NFT_CHOICE
@@ -181,13 +186,13 @@ def _table(
         problems.append(Problem("backstop", f"table inet {TABLE} {what}"))
         holdable = seen.hold != NO
         if own:
-            script = owntable.script(skeleton, gateways, owners, holdable)
+            script = owntable.script(skeleton, gateways, owners, holdable, seen.attached)
         else:
-            script = skeleton.nft_script(gateways, owners, holdable=holdable)
+            script = skeleton.nft_script(gateways, owners, holdable=holdable, closed=seen.attached)
         steps.append(Step("nft", script, part="backstop"))
-    elif (seen.gateways, seen.owners) != (gateways, owners):
+    elif (seen.gateways, seen.owners, seen.closed) != (gateways, owners, seen.attached):
         problems.append(Problem("claims", f"the sets of table inet {TABLE} differ"))
-        steps.append(Step("nft", _fill(gateways, owners), part="claims"))
+        steps.append(Step("nft", _fill(gateways, owners, seen.attached), part="claims"))
     if seen.hold == FREE:
         # Whether taking it worked, only the next look tells: it is never reported as mended.
         problems.append(Problem("hold", f"table inet {TABLE} is not held", healable=False))
@@ -235,13 +240,14 @@ def _remains(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps:
         steps += [Step("destroy", name, part="remains") for name in left]
 
 
-def _fill(gateways: frozenset[str], owners: frozenset[tuple[str, int]]) -> str:
+def _fill(gateways: frozenset[str], owners: frozenset[tuple[str, int]], closed: frozenset[str]) -> str:
     lines = [f"flush set inet {TABLE} gateways", f"flush set inet {TABLE} owners"]
     if gateways:
         lines.append(f"add element inet {TABLE} gateways {{ {', '.join(sorted(gateways))} }}")
     if owners:
         body = ", ".join(f'"{bridge}" . {uid}' for bridge, uid in sorted(owners))
         lines.append(f"add element inet {TABLE} owners {{ {body} }}")
+    lines += opening.fill(TABLE, closed)
     return "\n".join(lines) + "\n"
 
 
@@ -276,7 +282,9 @@ def _tags(rules: tuple[Rule, ...], seen: Lines, name: str) -> list[str | None] |
 def _part(hook: Hook) -> str:
     if hook.family == 6:
         return "ipv6"
-    return {"DOCKER-USER": "jump", "INPUT": "input", "POSTROUTING": "nat"}[hook.rule.chain]
+    return {"DOCKER-USER": "jump", "INPUT": "input", "POSTROUTING": "nat", "PREROUTING": "nat"}[
+        hook.rule.chain
+    ]
 
 
 def _hooks(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: list[Step]) -> None:

@@ -9,6 +9,6 @@ from __future__ import annotations
 from enforcer.netfilter.model import PROTOCOL_VERSION
 
 # Grows when rules or claims of an older writer would be misread by this one.
-SKELETON = 1
+SKELETON = 2
 
 SCHEMAS = {"protocol": PROTOCOL_VERSION, "skeleton": SKELETON}

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PRIORITIES = {-300: "raw", -1: "filter - 1", 0: "filter", 10: "filter + 10", 100: "srcnat"}
+from enforcer.netfilter.opening import CLOSED, listed
+
+PRIORITIES = {
+    -300: "raw",
+    -101: "dstnat - 1",
+    -100: "dstnat",
+    -1: "filter - 1",
+    0: "filter",
+    10: "filter + 10",
+    100: "srcnat",
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,7 @@ class Shape:
     gateways: frozenset[str] = frozenset()
     owners: frozenset[tuple[str, int]] = frozenset()
     sets: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
     flags: tuple[str, ...] = ()
 
 
@@ -46,6 +57,7 @@ def shape(rows: Iterable[Mapping[str, Any]]) -> Shape:
         frozenset(content.get("gateways", ())),
         frozenset((e["concat"][0], _uid(e["concat"][1])) for e in content.get("owners", ())),
         frozenset(content),
+        listed(content.get(CLOSED, ())),
         flags,
     )
 

@@ -12,7 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from ipaddress import IPv4Network
 
+from enforcer.netfilter import opening
 from enforcer.netfilter.hold import FLAGS
 
 IFACE = "corral-"
@@ -22,9 +24,11 @@ PINS = "corral-pins"
 HOST = "corral-host"
 DENIED = "corral-denied"
 SEEN = "corral-seen"
+OPENED = "corral-open"
 
 OUT, IN, PASS, INPUT, DENY = "CORRAL-OUT", "CORRAL-IN", "CORRAL-PASS", "CORRAL-HOST", "CORRAL-DENY"
 DENY6 = "CORRAL-DENY6"
+OPEN_OUT, OPEN_BACK = "CORRAL-OPEN", "CORRAL-BACK"
 LOG = "CORRAL-LOG"
 DOCKER_USER = "DOCKER-USER"
 
@@ -95,12 +99,14 @@ class Skeleton:
     """All rules for a configuration.
 
     ``mark`` is one bit of the packet mark that no foreign rule uses; ``nflog_group`` receives denied packets;
-    ``flows_per_source`` bounds the connections one container can have open at a time.
+    ``flows_per_source`` bounds the connections one container can have open at a time; ``permitted`` are the
+    ranges that root lifts.
     """
 
     mark: int = 0x1000
     nflog_group: int = 4010
     flows_per_source: int = 2048
+    permitted: tuple[IPv4Network, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mark <= 0 or self.mark >= 1 << 32 or self.mark & (self.mark - 1):
@@ -116,6 +122,7 @@ class Skeleton:
             "--connlimit-mask 32 --connlimit-saddr"
         )
         per_source = "--hashlimit-mode srcip --hashlimit-htable-expire 10000"
+        closed = opening.never(self.permitted)
         return {
             PASS: rules(
                 PASS,
@@ -164,6 +171,23 @@ class Skeleton:
                     ("", "-j DROP"),
                 ],
             ),
+            OPEN_OUT: rules(
+                OPEN_OUT,
+                [
+                    *((f"-d {network}", "-j RETURN") for network in closed),
+                    (f"-o {IFACE}+", "-j RETURN"),
+                    # Our own table has looked at it just before (see opening.py). The bit alone says nothing:
+                    # whoever sets it elsewhere opens nothing for a source that is in no set.
+                    (f"-m mark --mark {bits}", f"-j {PASS}"),
+                ],
+            ),
+            OPEN_BACK: rules(
+                OPEN_BACK,
+                [
+                    *((f"-s {network}", "-j RETURN") for network in closed),
+                    (f"-m mark --mark {bits}", f"-j {PASS}"),
+                ],
+            ),
             OUT: rules(
                 OUT,
                 [
@@ -180,6 +204,7 @@ class Skeleton:
                     # element cuts the flow, and a flow older than the rules does not live on.
                     (f"-m set --match-set {PINS} src,dst,dst", f"-j {PASS}"),
                     (f"{reply} -m set --match-set {PINS} dst,src,src", f"-j {PASS}"),
+                    (f"-m set --match-set {OPENED} src", f"-j {OPEN_OUT}"),
                     ("", f"-j {DENY}"),
                 ],
             ),
@@ -189,6 +214,7 @@ class Skeleton:
                     # port-unreachable and fragmentation-needed must come back.
                     ("-p icmp -m conntrack --ctstate RELATED --ctdir REPLY", f"-j {PASS}"),
                     (f"{reply} -m set --match-set {PINS} dst,src,src", f"-j {PASS}"),
+                    (f"{reply} -m set --match-set {OPENED} dst", f"-j {OPEN_BACK}"),
                     ("", "-j DROP"),
                 ],
             ),
@@ -215,6 +241,17 @@ class Skeleton:
         user = rules(DOCKER_USER, [(f"-i {IFACE}+", f"-j {OUT}"), (f"-o {IFACE}+", f"-j {IN}")])
         host = rules("INPUT", [(f"-i {IFACE}+", f"-j {INPUT}")])
         nat = rules("POSTROUTING", [(f"! -o {IFACE}+ -m mark --mark {bits}", "-j MASQUERADE")])
+        asked = f"--dport {opening.DNS_PORT} -m set --match-set {OPENED} src -m mark --mark {bits}"
+        resolver = rules(
+            "PREROUTING",
+            [
+                (
+                    f"-i {IFACE}+ -p {proto} -m {proto} {asked}",
+                    f"-j REDIRECT --to-ports {opening.RESOLVER_PORT}",
+                )
+                for proto in ("udp", "tcp")
+            ],
+        )
         forward6 = rules("FORWARD", [(f"-i {IFACE}+", f"-j {DENY6}"), (f"-o {IFACE}+", f"-j {DENY6}")])
         input6 = rules("INPUT", [(f"-i {IFACE}+", f"-j {DENY6}")])
         return (
@@ -222,6 +259,8 @@ class Skeleton:
             Hook(4, "filter", user[1], 2),
             Hook(4, "filter", host[0], 1),
             Hook(4, "nat", nat[0], 1),
+            Hook(4, "nat", resolver[0], 1),
+            Hook(4, "nat", resolver[1], 2),
             Hook(6, "filter", forward6[0], 1),
             Hook(6, "filter", forward6[1], 2),
             Hook(6, "filter", input6[0], 1),
@@ -239,6 +278,10 @@ class Skeleton:
             return Chain(name, hook, priority, rules(name, lines))
 
         return (
+            Chain(
+                opening.OUT, "", "", rules(opening.OUT, opening.rules_out(IFACE, self.permitted, self.mark))
+            ),
+            Chain(opening.BACK, "", "", rules(opening.BACK, opening.rules_back(self.permitted, self.mark))),
             chain(
                 "anti_spoof",
                 "prerouting",
@@ -251,8 +294,22 @@ class Skeleton:
                     (f"{mine} fib saddr . iif oif 0", "counter drop"),
                 ],
             ),
+            # After whatever restores packet marks from connection tracking, and before the address changes.
+            chain(
+                "question", "prerouting", "dstnat - 1", [(mine, clear), opening.question(IFACE, self.mark)]
+            ),
             # A host that restores the packet mark from conntrack would hand our bit to anyone.
-            chain("forward_clear", "forward", "filter - 1", [(mine, clear), (theirs, clear)]),
+            chain(
+                "forward_clear",
+                "forward",
+                "filter - 1",
+                [
+                    (mine, clear),
+                    (theirs, clear),
+                    (f"{mine} ip saddr @{opening.OPEN}", f"jump {opening.OUT}"),
+                    (f"{theirs} ip daddr @{opening.OPEN}", f"jump {opening.BACK}"),
+                ],
+            ),
             chain("input_clear", "input", "filter - 1", [(mine, clear)]),
             chain(
                 "forward_backstop",
@@ -291,8 +348,9 @@ class Skeleton:
         holdable: bool = False,
         chains: Sequence[Chain] | None = None,
         sets: Sequence[str] = (),
+        closed: frozenset[str] = frozenset(),
     ) -> str:
-        """Return one nft transaction that replaces our table and keeps the elements of its two sets.
+        """Return one nft transaction that replaces our table, with what its sets about this host are to hold.
 
         ``holdable``: the writer can hold the new table (see ``hold.py``), kernel and nft know how.
         ``chains`` (default: the backstop) and ``sets`` (declarations) are what else is in it.
@@ -305,6 +363,7 @@ class Skeleton:
         lines += _nft_set(
             "owners", "typeof meta oifname . meta skuid", [f'"{i}" . {u}' for i, u in sorted(owners)]
         )
+        lines += opening.sets(closed, TIMEOUT, MAXELEM)
         lines += sets
         for chain in self.backstop if chains is None else chains:
             lines.append(f"  chain {chain.name} {{")

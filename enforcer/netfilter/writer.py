@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import Any
@@ -18,6 +18,7 @@ from enforcer.netfilter import claims as claiming
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.kernel import Kernel, KernelError
 from enforcer.netfilter.model import (
+    HALF,
     NO_LIVES,
     PROTOCOL_VERSION,
     ApplyRequest,
@@ -25,6 +26,7 @@ from enforcer.netfilter.model import (
     Element,
     Entry,
     Lives,
+    Open,
     Refused,
     parse_apply,
     parse_denied,
@@ -45,6 +47,11 @@ HEAL_DELAY = 0.05
 def _off(left: int, life: int) -> bool:
     """Tell whether an element has to be renewed, or cut short; both numbers are seconds, off by rounding."""
     return left < min(RENEW_BELOW, life - 2) or left > life + 2
+
+
+def _standing(problems: Iterable[Problem]) -> list[Problem]:
+    # A port that is not isolated still meets the rules, or the bridge filter is a problem of its own.
+    return [problem for problem in problems if problem.part not in ("hook", "port", "hold")]
 
 
 class GiveUp(Exception):
@@ -82,6 +89,8 @@ class Writer:
     _isolated: set[int] = field(default_factory=set)
     _asked: dict[tuple[str, int], frozenset[Element]] = field(default_factory=dict)
     _counted: dict[int, tuple[frozenset[str], float]] = field(default_factory=dict)
+    _opened: dict[int, dict[str, tuple[str, float]]] = field(default_factory=dict)
+    _attached: frozenset[str] = frozenset()
 
     def _gateways(self) -> frozenset[str]:
         return frozenset(str(claim.gateway) for claim in self.claims.values())
@@ -121,6 +130,8 @@ class Writer:
             # A module that cannot be loaded is not worth dying for: nothing is granted meanwhile.
             if not todo.steps or (self.unsettled and all(s.kind in ("sysctl", "hold") for s in todo.steps)):
                 self._settled(why)
+                if not _standing(todo.problems):
+                    self._reopen()
                 return todo.problems
             if not tries:
                 self._unsettled_since = self.clock()
@@ -200,12 +211,72 @@ class Writer:
             for element in foreign:
                 what = f"{element.src} -> {element.dst}:{element.port}/{element.proto}"
                 log.warning("removed from %s, where nobody asked for it: %s", name, what)
+        self._prune_open()
         watched = self.kernel.denied()
         self.kernel.watch((), [src for src in watched if claiming.owner_of(self.claims, src) is None])
+
+    def _prune_open(self) -> None:
+        attached = self.kernel.networks()
+        if attached != self._attached and self.claiming:
+            # A network that this host has come to is closed as soon as it is seen.
+            self.look()
+            self._attached = attached
+        gone = []
+        held = self._held_open()
+        for source in held:
+            claim = claiming.owner_of(self.claims, source)
+            if claim is None or source not in self._opened.get(claim.uid, held):
+                gone.append(source)
+                log.info("%s reaches all public addresses no more", source)
+        self.kernel.close_sources(gone)
+
+    def _reopen(self) -> None:
+        """Put back what went with our table, for the rest of its time."""
+        wanted = {
+            source: comment
+            for uid, rows in self._opened.items()
+            for source, (comment, until) in rows.items()
+            if until > self.clock() and claiming.source_problem(self.claims, uid, source) is None
+        }
+        if wanted:
+            held = self.kernel.opened()
+            gone = {s: text for s, text in wanted.items() if s not in held or held[s].timeout == HALF}
+            self.kernel.open(gone)
+
+    def _sync_open(self, uid: int, wanted: dict[str, str], standing: bool) -> None:
+        """Make ``wanted`` true; while the rules are not ``standing``, only take away."""
+        held = self._open_of(uid)
+        if not standing:
+            known = held.keys() | self._opened.get(uid, {}).keys()
+            wanted = {source: text for source, text in wanted.items() if source in known}
+        until = self.clock() + TIMEOUT
+        self._opened[uid] = {source: (comment, until) for source, comment in wanted.items()}
+        self.kernel.close_sources([source for source in held if source not in wanted])
+        put = {
+            source: comment
+            for source, comment in wanted.items()
+            if source not in held or held[source].timeout < RENEW_BELOW or held[source].comment != comment
+        }
+        self.kernel.open(put if standing else {})
+
+    def _open_of(self, uid: int) -> dict[str, Open]:
+        return {source: row for source, row in self._held_open().items() if self._is_of(uid, source)}
+
+    def _held_open(self) -> dict[str, Open]:
+        try:
+            return self.kernel.opened()
+        except KernelError as error:
+            # Without our table nobody is open, and the rest of a request is to be answered all the same.
+            log.warning("%s", error)
+            return {}
 
     def _adopt(self, claims: dict[str, Claim]) -> None:
         """Replace the claims. What was counted for one that is gone is nobody else's to see."""
         gone = [claim for bridge, claim in self.claims.items() if claims.get(bridge) != claim]
+        if gone:
+            # Before anybody else can have the same addresses.
+            held = self._held_open()
+            self.kernel.close_sources([src for src in held if any(claim.covers(src) for claim in gone)])
         self.claims = claims
         if claims != self._saved:
             self.save(claims)
@@ -256,8 +327,9 @@ class Writer:
         pins, host, more = claiming.vet(
             self.claims, uid, request.pins, request.host, self.permitted, self.kernel.host_addresses()
         )
-        # A port that is not isolated still meets the rules, or the bridge filter is a problem of its own.
-        standing = [problem for problem in problems if problem.part not in ("hook", "port", "hold")]
+        opened, unfit = claiming.vet_open(self.claims, uid, request.open)
+        more += unfit
+        standing = _standing(problems)
         if standing:
             more += [f"nothing new is granted: {problem.text}" for problem in standing]
             # A repair under way takes nothing away that is still wanted (the backstop holds meanwhile); what
@@ -265,9 +337,11 @@ class Writer:
             unsafe = any(not problem.healable or problem.part == "bridge-filter" for problem in standing)
             pins = {} if unsafe else self._held_of(PINS, uid, pins)
             host = {} if unsafe else self._held_of(HOST, uid, host)
+            opened = {} if unsafe else opened
         self._sync(PINS, uid, pins, request.lives)
         self._sync(HOST, uid, host)
-        sources = {element.src for element in (*pins, *host)}
+        self._sync_open(uid, opened, not standing)
+        sources = {element.src for element in (*pins, *host)} | opened.keys()
         counted, _ = self._counted.get(uid, (frozenset(), 0.0))
         self.kernel.watch(sources, [src for src in self._watched(uid) if src not in sources | counted])
         return self.read(uid, problems) | {"refused": refused + more}
@@ -293,6 +367,7 @@ class Writer:
             "ok": True,
             "pins": [entry.row() for entry in self._mine(PINS, uid).values()],
             "host": [entry.row() for entry in self._mine(HOST, uid).values()],
+            "open": [row.row() for row in self._open_of(uid).values() if row.timeout != HALF],
             "denied": {src: count for src, count in self.kernel.denied().items() if src in own},
             "problems": [[problem.part, problem.text] for problem in problems],
             "driver": self.kernel.driver,

@@ -51,6 +51,13 @@ print(sent)
 
 Done = subprocess.CompletedProcess[str]
 
+# For what an engine of the user's own must do too; the boxes of one driver are for the tests about it.
+EVERY_ENGINE = pytest.mark.engine(
+    "trixie", "sid", "bookworm", "rootless", reason="the boxes of another driver are for the tests about it"
+)
+# A program in the namespaces of the engine that the user runs.
+OWN_NAMESPACES = "nsenter -U --preserve-credentials -n -m -t $(cat $XDG_RUNTIME_DIR/docker.pid) -- "
+
 
 @dataclass
 class Project:

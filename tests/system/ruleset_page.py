@@ -31,6 +31,9 @@ BITS, ZERO = "0x1000/0x1000", "meta mark & 0x00001000 == 0x00000000"
 REPLY = "-m conntrack --ctstate ESTABLISHED --ctdir REPLY"
 LIMIT = "-m hashlimit --hashlimit-upto {} --hashlimit-mode srcip --hashlimit-name {} --hashlimit-htable-expire 10000"
 ABOVE = "-m hashlimit --hashlimit-above 100/sec --hashlimit-burst 2048 --hashlimit-mode srcip --hashlimit-name corral-new --hashlimit-htable-expire 10000"
+NEVER = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 168.63.129.16, 169.254.0.0/16, 172.16.0.0/12, 192.0.0.0/24, 192.88.99.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/3"
+CLOSED = [text if "/" in text else f"{text}/32" for text in NEVER.split(", ")]
+OPEN_PORTS = "meta l4proto {{ tcp, udp }} th {} != {{ 53, 853 }}"
 MINE, THEIRS = 'iifname "corral-*"', 'oifname "corral-*"'
 
 CHAINS = {
@@ -38,15 +41,21 @@ CHAINS = {
     "filter INPUT": "Packets to an address of the host itself never see `DOCKER-USER`.",
     "filter CORRAL-OUT": "What a sandbox sends to anywhere but the host.",
     "filter CORRAL-IN": "What is on its way to a sandbox.",
+    "filter CORRAL-OPEN": "What an open sandbox sends; `RETURN` leaves it refused like anybody's.",
+    "filter CORRAL-BACK": "What comes back to it.",
     "filter CORRAL-HOST": "What a sandbox sends to the host.",
     "filter CORRAL-PASS": "The one way through.",
     "filter CORRAL-DENY": "The one way to be refused: counted, logged, and told at once.",
     "filter CORRAL-LOG": "One line of `corral denied`.",
     "nat POSTROUTING": "Networks of sandboxes have no masquerade of Docker's.",
+    "nat PREROUTING": "Where an open sandbox asks for names.",
     "filter6 INPUT": "Sandboxes have no IPv6. Should a bridge get some, nothing of it is answered.",
     "filter6 FORWARD": "The same for what is forwarded; Docker has no IPv6 chain of the user's on every version.",
     "filter6 CORRAL-DENY6": "Refused and not only dropped, so that programs fall back to IPv4 at once.",
+    "nft open_out": "What a sandbox with `egress.mode: open` sends: `return` leaves it without the bit, refused like anybody's.",
+    "nft open_back": "What comes back to it.",
     "nft anti_spoof": "Before connection tracking.",
+    "nft question": "After connection tracking, before addresses are rewritten.",
     "nft forward_clear": "Just before iptables: nobody arrives with the bit.",
     "nft input_clear": "The same for packets to the host.",
     "nft forward_backstop": "Just after iptables: who does not have the bit by now did not pass.",
@@ -68,12 +77,23 @@ REASONS: dict[str, dict[str, str]] = {
         f"-m conntrack --ctstate NEW {ABOVE} -j CORRAL-DENY": "Connections that ended are not counted by the rule above and stay in that table for two minutes: a hundred new ones a second after a burst, no more.",
         "-m set --match-set corral-pins src,dst,dst -j CORRAL-PASS": "Source, port and destination are what a policy allows. Each packet has to match, established or not, so that withdrawing the element cuts the flow.",
         f"{REPLY} -m set --match-set corral-pins dst,src,src -j CORRAL-PASS": "Replies of a flow that was opened towards this container, while the set holds the reversed element.",
+        "-m set --match-set corral-open src -j CORRAL-OPEN": "A sandbox with `egress.mode: open`, by an element that the writer holds. The limits above hold for it too.",
         "-j CORRAL-DENY": "Anything else.",
     },
     "filter CORRAL-IN": {
         "-p icmp -m conntrack --ctstate RELATED --ctdir REPLY -j CORRAL-PASS": "\"Fragmentation needed\" and \"port unreachable\" about a flow that exists: without them large transfers through narrow links hang.",
         f"{REPLY} -m set --match-set corral-pins dst,src,src -j CORRAL-PASS": "Replies, while the element that let the question out is still there: a withdrawn UDP flow receives nothing more.",
+        f"{REPLY} -m set --match-set corral-open dst -j CORRAL-BACK": "Replies to such a one.",
         "-j DROP": "Nobody opens a connection to a sandbox. Dropped, not refused: the sender is not ours to talk to.",
+    },
+    "filter CORRAL-OPEN": {
+        **{f"-d {network} -j RETURN": "Closed for everybody: a constant here as in `open_out`, so that whoever sets the bit opens none of it." for network in CLOSED},
+        "-o corral-+ -j RETURN": "Other sandboxes.",
+        f"-m mark --mark {BITS} -j CORRAL-PASS": "`open_out` has found it open a moment ago. For a source that is in no set the bit says nothing, and without that table nobody sets it.",
+    },
+    "filter CORRAL-BACK": {
+        **{f"-s {network} -j RETURN": "The same, reversed." for network in CLOSED},
+        f"-m mark --mark {BITS} -j CORRAL-PASS": "`open_back` has found it a reply to an open sandbox.",
     },
     "filter CORRAL-HOST": {
         "-m set --match-set corral-host src,dst,dst -j CORRAL-PASS": "A host service that the policy names: this container, this port, its own gateway.",
@@ -99,6 +119,10 @@ REASONS: dict[str, dict[str, str]] = {
     "nat POSTROUTING": {
         f"! -o corral-+ -m mark --mark {BITS} -j MASQUERADE": "Only what passed gets the host's address; what did not would leave with one that nobody answers.",
     },
+    "nat PREROUTING": {
+        f"-i corral-+ -p udp -m udp --dport 53 -m set --match-set corral-open src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "Docker's resolver in the container asks port 53, which no ordinary user's service can bind. `question` marked it.",
+        f"-i corral-+ -p tcp -m tcp --dport 53 -m set --match-set corral-open src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "The same over TCP.",
+    },
     "filter6 INPUT": {
         "-i corral-+ -j CORRAL-DENY6": "Link-local addresses of the host included.",
     },
@@ -116,9 +140,29 @@ REASONS: dict[str, dict[str, str]] = {
         f"{MINE} fib daddr type {{ broadcast, multicast }} drop": "They pass it as well, and would be heard by the host's services.",
         f"{MINE} fib saddr . iif oif 0 drop": "The source has to be reachable through the bridge the packet came from: an address identifies a sandbox and cannot be borrowed.",
     },
+    "nft question": {
+        f"{MINE} meta mark set meta mark & 0xffffefff": "Whatever restored a packet mark by now.",
+        f"{MINE} ip saddr @open ip daddr @gateways meta l4proto {{ tcp, udp }} th dport 53 meta mark set meta mark | 0x00001000": "A question for a name from an open sandbox: `PREROUTING` leads it to the service. The bit is cleared again before `INPUT`.",
+    },
+    "nft open_out": {
+        f"ip daddr {{ {NEVER} }} return": "Closed for everybody, as a constant: there is no set whose loss could open them.",
+        'oifname "corral-*" return': "Other sandboxes, whatever numbers their subnets have.",
+        "ip saddr != @closed return": "The proof that the next rule's set is there: each sandbox's own subnet is in it. An empty set opens nothing.",
+        "ip daddr @closed return": "The networks that this host is attached to, Docker's among them.",
+        f"{OPEN_PORTS.format('dport')} meta mark set meta mark | 0x00001000": "All other TCP and UDP. DNS elsewhere is closed: names are answered by the service, which vets them.",
+    },
+    "nft open_back": {
+        "ct direction original return": "Nobody opens a connection to a sandbox.",
+        f"ip saddr {{ {NEVER} }} return": "The same as on the way out, reversed, so that what is closed meanwhile is heard no more.",
+        "ip daddr != @closed return": "As above.",
+        "ip saddr @closed return": "As above.",
+        f"ct state established {OPEN_PORTS.format('sport')} meta mark set meta mark | 0x00001000": "Replies.",
+    },
     "nft forward_clear": {
         f"{MINE} meta mark set meta mark & 0xffffefff": "A host that restores packet marks from connection tracking would hand our bit to anyone.",
         f"{THEIRS} meta mark set meta mark & 0xffffefff": "The same on the way in.",
+        f"{MINE} ip saddr @open jump open_out": "Only sources that the writer put there for their bridge's owner, each for an hour at most.",
+        f"{THEIRS} ip daddr @open jump open_back": "The same on the way in.",
     },
     "nft input_clear": {
         f"{MINE} meta mark set meta mark & 0xffffefff": "The same towards the host.",
@@ -141,7 +185,10 @@ SETS = {
     "corral-pins": "What may be reached: source, protocol and port, destination. One element for each address a name resolved to.",
     "corral-host": "Host services: source, port, gateway.",
     "corral-denied": "The sources of sandboxes; its counters are the packets each was denied.",
+    "corral-open": "Sources that may reach all public addresses; they have to be in `open` as well.",
     "corral-seen": "Destinations that were logged within the last minute.",
+    "open": "Sources that may reach all public addresses (`egress.mode: open`).",
+    "closed": "The networks of this host's own interfaces, which the writer reads itself. Never empty while a sandbox exists.",
     "gateways": "The gateway addresses of sandboxes.",
     "owners": "Bridge and the uid that may connect to sandboxes on it, beside root.",
 }  # fmt: skip
@@ -158,6 +205,7 @@ Rules of iptables come first, as `iptables -S` prints them, in foreign chains on
 through all of it looks like this:
 
     prerouting (raw)      anti_spoof
+    prerouting (dstnat)   question, PREROUTING
     forward (filter - 1)  forward_clear         input (filter - 1)   input_clear
     forward (filter)      FORWARD: DOCKER-USER  input (filter)       INPUT: CORRAL-HOST
                             CORRAL-OUT, CORRAL-IN

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from .host import ENFORCER, FLOOD, Host, Project
+from .host import ENFORCER, EVERY_ENGINE, FLOOD, OWN_NAMESPACES, Host, Project
 
 NONE = "profile: opencode\nlimits: {best_effort: true}\negress: {mode: none}\n"
 HOST = NONE.replace("none", "host")
@@ -30,16 +31,19 @@ def by_name(project: Project) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def listening(host: Host) -> Iterator[None]:
-    process = host.box.popen(["python3", "-c", LISTENER])
+def listening(host: Host, *, with_engine: bool = True) -> Iterator[None]:
+    """A listener on the loopback interface of the host, or of the namespaces in which its user has an engine."""
+    enter = OWN_NAMESPACES if with_engine and host.box.engine.rootless else ""
+    process = host.box.popen(["bash", "-c", f"exec {enter}python3 -c {shlex.quote(LISTENER)}"])
     try:
-        host.box.wait_for(lambda: ":8899" in host.root("ss", "-Hltn").stdout)
+        host.box.wait_for(lambda: ":8899" in host.shell(f"{enter}ss -Hltn").stdout)
         yield
     finally:
         host.box.kill(process)
 
 
 @pytest.mark.representative
+@EVERY_ENGINE
 def test_without_a_network_there_is_only_lo_and_no_service_is_needed(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("alone", NONE)
@@ -65,6 +69,7 @@ def test_without_a_network_there_is_only_lo_and_no_service_is_needed(host: Host)
     host.control(forbidden)
 
 
+@EVERY_ENGINE
 def test_what_needs_a_network_is_an_error_without_one_with_its_place_and_the_fix(host: Host) -> None:
     project = host.project("alone2", NONE)
     text = NONE.replace("mode: none", "mode: none, allow: [a.corral.example], from_host: [git]")
@@ -82,6 +87,7 @@ def test_what_needs_a_network_is_an_error_without_one_with_its_place_and_the_fix
 
 
 @pytest.mark.representative
+@EVERY_ENGINE
 def test_the_hosts_network_is_said_at_each_start_and_nothing_is_claimed_of_it(host: Host) -> None:
     project = host.project("wide", NONE)
     project.policy(HOST, approve=False)
@@ -92,6 +98,10 @@ def test_the_hosts_network_is_said_at_each_start_and_nothing_is_claimed_of_it(ho
     with listening(host):
         done = project.inside("python3", "-c", CONNECT)
     assert done.stdout == "the host's own\n"
+    if host.box.engine.rootless:
+        # What such an engine calls the host's network is its own, behind slirp4netns.
+        with listening(host, with_engine=False):
+            assert "refused" in project.inside("python3", "-c", CONNECT, check=False).stderr
     assert "NOT ENFORCED" in done.stderr
     assert "127.0.0.1" in done.stderr
     assert "abstract unix sockets" in done.stderr
@@ -107,6 +117,7 @@ def test_the_hosts_network_is_said_at_each_start_and_nothing_is_claimed_of_it(ho
     assert found["no-capabilities"][0] == found["mounts-equal-policy"][0] == "ok"
 
 
+@EVERY_ENGINE
 def test_status_tells_both_and_the_service_takes_neither_for_a_session(host: Host) -> None:
     alone, wide = host.project("alone3", NONE), host.project("wide3", HOST)
     for project in (alone, wide):
@@ -136,6 +147,7 @@ def test_status_tells_both_and_the_service_takes_neither_for_a_session(host: Hos
     host.box.wait_for(lambda: not json.loads(alone.corral("status", "--json").stdout)["apart"])
 
 
+@EVERY_ENGINE
 def test_a_network_that_somebody_connects_is_taken_away(host: Host) -> None:
     project = host.project("alone4", NONE)
     project.start("sh", "-c", "touch up; sleep 300", marker="up")
@@ -152,6 +164,7 @@ def test_a_network_that_somebody_connects_is_taken_away(host: Host) -> None:
     host.box.wait_for(lambda: "bridge" not in networks())
 
 
+@EVERY_ENGINE
 def test_leaving_none_is_a_widening_and_going_there_is_not(host: Host) -> None:
     project = host.project("alone5", LISTED)
     project.policy(NONE, approve=False)

@@ -23,14 +23,14 @@ SETTINGS = {
 @pytest.fixture
 def configured(host: Host) -> Iterator[Host]:
     host.box.write("/etc/docker/daemon.json", json.dumps(SETTINGS), owner="root")
-    host.root("systemctl", "restart", "docker")
+    host.restart_docker()
     host.wait_enforcer()
     try:
         yield host
     finally:
         host.end_projects()
         host.root("rm", "/etc/docker/daemon.json")
-        host.root("systemctl", "restart", "docker")
+        host.restart_docker()
         host.wait_enforcer()
 
 

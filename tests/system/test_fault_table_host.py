@@ -18,7 +18,6 @@ from .test_fault_table_engine import DAEMON, restart_docker
 RULES_OF_A_HOST = (
     "-t mangle -I PREROUTING 1 -j CONNMARK --restore-mark",
     "-t mangle -I POSTROUTING 1 -j CONNMARK --save-mark",
-    "-I FORWARD 1 -j ACCEPT",
 )
 
 
@@ -41,11 +40,14 @@ def test_a_host_that_saves_and_restores_marks_hands_ours_to_nobody(host: Host) -
             flood.project.write("flow.py", script)
             process = flood.project.start("sh", "-c", "python3 flow.py > flow", marker="open")
             host.root("ipset", "flush", "corral-pins")
+            # Past our own chains: what is left is the mark. Older engines move DOCKER-USER to the top with each network.
+            host.root("iptables", "-I", "FORWARD", "1", "-j", "ACCEPT")
             before = host.internet.packets("203.0.113.10", "tcp")
             flood.project.write("go", "")
             process.wait(30)
             assert flood.project.read("flow").startswith("cut")
             assert host.internet.packets("203.0.113.10", "tcp") == before
+            host.root("iptables", "-D", "FORWARD", "-j", "ACCEPT")
             host.root("systemctl", "restart", "corral-netfilter")
             host.wait_enforcer()
             flood.works()
@@ -54,7 +56,8 @@ def test_a_host_that_saves_and_restores_marks_hands_ours_to_nobody(host: Host) -
             undo = rule.replace("-I PREROUTING 1", "-D PREROUTING").replace(
                 "-I POSTROUTING 1", "-D POSTROUTING"
             )
-            host.shell(f"iptables {undo.replace('-I FORWARD 1', '-D FORWARD')}", user="root", check=False)
+            host.shell(f"iptables {undo}", user="root", check=False)
+        host.root("iptables", "-D", "FORWARD", "-j", "ACCEPT", check=False)
 
 
 LISTEN = """\
@@ -294,7 +297,10 @@ def test_ports_that_other_containers_publish_are_closed_to_a_sandbox(host: Host,
             )
             codes = project.inside("sh", "-c", script).stdout.split()
             # Refused, each of them: 28 would be a timeout.
-            assert codes == ["7"] * (len(targets) + 1)
+            assert codes[:-1] == ["7"] * len(targets)
+            # Engines since 28 let no packet to a container's own address in from another bridge, before any of our rules.
+            dropped = host.root("iptables", "-t", "raw", "-S", "PREROUTING").stdout
+            assert codes[-1] == ("28" if f"-d {inner}/32" in dropped else "7")
             assert host.plain(*curl, f"http://{inner}/").returncode == 0
         finally:
             host.box.run(["docker", "rm", "-f", ident])

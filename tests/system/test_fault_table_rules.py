@@ -35,7 +35,7 @@ def docker_again(host: Host) -> Iterator[Host]:
             host.root("iptables", "-t", table, "-P", "OUTPUT", "ACCEPT", check=False)
         host.shell("while iptables -D FORWARD -j ACCEPT; do :; done 2>/dev/null || true", user="root")
         host.shell("while iptables -D INPUT -j ACCEPT; do :; done 2>/dev/null || true", user="root")
-        host.root("systemctl", "restart", "docker")
+        host.restart_docker()
 
 
 @pytest.mark.case(12)

@@ -202,7 +202,7 @@ def live_restore(host: Host) -> Iterator[None]:
             host.box.write(DAEMON, before.stdout, owner="root")
         else:
             host.root("rm", DAEMON)
-        host.root("systemctl", "restart", "docker")
+        host.restart_docker()
         recovered(host)
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.lab import Box
 
 from .flooding import host_sink
-from .host import BASE_POLICY, ENFORCER, FLOOD, Done, Host, starts, until
+from .host import BASE_POLICY, ENFORCER, FLOOD, OWN_NAMESPACES, Done, Host, starts, until
 
 pytestmark = pytest.mark.engine("rootless", reason="it is about an engine of the user's own")
 
@@ -65,16 +65,33 @@ for _ in range(50):
 
 def within(host: Host, *argv: str, check: bool = True) -> Done:
     """Run a program in the engine's namespaces."""
-    enter = "nsenter -U --preserve-credentials -n -m -t $(cat $XDG_RUNTIME_DIR/docker.pid) -- "
-    return host.shell(enter + shlex.join(argv), check=check)
+    return host.shell(OWN_NAMESPACES + shlex.join(argv), check=check)
 
 
 def namespace(host: Host, pid: str) -> str:
-    return host.shell(f"readlink /proc/{pid}/ns/net").stdout.strip()
+    """Return the network namespace of a process, nothing when there is no such process."""
+    return host.shell(f"readlink /proc/{pid}/ns/net", check=False).stdout.strip()
 
 
 def engine_pid(host: Host) -> str:
-    return host.shell("cat $XDG_RUNTIME_DIR/docker.pid").stdout.strip()
+    """Return the engine's process, nothing when it has noted none."""
+    return host.shell("cat $XDG_RUNTIME_DIR/docker.pid", check=False).stdout.strip()
+
+
+def await_engine(host: Host, other_than: str = "") -> str:
+    """Wait for an engine in a namespace other than that, and return its namespace.
+
+    For a moment after its end systemd calls the old one active, and its note is still there.
+    """
+
+    def answers() -> bool:
+        there = namespace(host, engine_pid(host))
+        if not there or there == other_than:
+            return False
+        return host.box.run(["docker", "version"], check=False).returncode == 0
+
+    until(answers, 60, "the engine is there")
+    return namespace(host, engine_pid(host))
 
 
 def restart_engine(host: Host) -> None:
@@ -91,6 +108,7 @@ def services(host: Host, verb: str) -> None:
 def own(host: Host) -> Iterator[Host]:
     """The host, which has corral and a guarded engine again afterwards, whatever a test did to them."""
     yield host
+    await_engine(host)
     for name in host.box.run(["docker", "ps", "-aq", "--filter", "name=stranger"]).stdout.split():
         host.box.run(["docker", "rm", "-f", name], check=False)
     host.end_projects()
@@ -206,16 +224,10 @@ def test_after_a_restart_of_the_engine_the_writer_is_in_the_new_namespace(own: H
     project.inside("true")
     old = namespace(host, engine_pid(host))
     host.shell("kill -9 $(cat $XDG_RUNTIME_DIR/docker.pid)")
-    host.box.wait_for(
-        lambda: (
-            host.user_systemctl("is-active", ENGINE, check=False).stdout.strip() == "active"
-            and namespace(host, engine_pid(host)) != old
-        ),
-        timeout=60,
-    )
+    new = await_engine(host, other_than=old)
     host.wait_enforcer()
     writer = host.user_systemctl("show", "-P", "MainPID", WRITER).stdout.strip()
-    assert namespace(host, writer) == namespace(host, engine_pid(host)) != old
+    assert namespace(host, writer) == namespace(host, engine_pid(host)) == new
     assert "203.0.113.20" in project.inside("curl", "-sS", "https://allowed2.corral.example/").stdout
 
 
@@ -299,9 +311,11 @@ def traces(host: Host) -> dict[str, Any]:
 
 def test_uninstalling_needs_no_root_and_leaves_nothing_but_the_users_state(own: Host) -> None:
     host = own
-    host.project("leave").inside("true")
+    host.project("leave").start("sh", "-c", "touch up; sleep 300", marker="up")
     assert all(traces(host)[key] for key in ("rules", "sets", "code", "runtime", "networks", "processes"))
-    host.box.run(["corral", "uninstall", "--yes"], timeout=120)
+    refused = host.box.run(["corral", "uninstall", "--yes"], check=False, timeout=120)
+    assert (refused.returncode, "corral uninstall --force" in refused.stderr) == (1, True)
+    host.box.run(["corral", "uninstall", "--yes", "--force"], timeout=120)
     left = traces(host)
     units = [name for name in left.pop("units") if "corral" in name]
     assert not units

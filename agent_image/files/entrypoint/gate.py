@@ -28,6 +28,7 @@ DNS_PORT = 53
 OUTSIDE_NAME = "example.com"
 RECORD_TYPES = {"A": 1, "TXT": 16}
 RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
+ANSWERED = frozenset({"NOERROR", "NXDOMAIN"})
 # What a resolver says that has learnt nothing about the name. After NXDOMAIN, somebody has been asked.
 CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
 
@@ -40,7 +41,11 @@ LINGER = 0.1
 # Connections a round may open to further addresses and ports of names that did not answer yet.
 BUDGET = 256
 
+# Seconds. Names of an open sandbox are asked for outside, which takes longer than a refusal.
+ANSWER_WAIT = 0.9
+
 ISOLATION = "unlisted host reachable — isolation broken"
+CLOSED_REACHED = "closed address {} reachable — isolation broken"
 BESIDE = "rules already present for this sandbox; re-checking"
 RECHECK = "re-check failed against existing rules"
 
@@ -66,10 +71,12 @@ class Policy:
     names: [{"host", "ports", "liveness", "optional"}].
     services: ports of the host that are reachable as corral-host:<port>.
     beside: whether other sessions of this sandbox run, for which its rules already stand.
+    open: {"closed": [address]} where all public addresses are reachable, else absent; here a list, or None.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        _only(body, "probe", "resolver", "names", "services", "beside")
+        opened = ["open"] if isinstance(body, dict) and "open" in body else []
+        _only(body, "probe", "resolver", "names", "services", "beside", *opened)
         _only(body["probe"], "address", "port")
         self.probe = (_address(body["probe"]["address"]), _port(body["probe"]["port"]))
         self.resolver = _address(body["resolver"])
@@ -78,6 +85,10 @@ class Policy:
         self.beside = body["beside"]
         if not isinstance(self.beside, bool):
             raise ValueError(f"neither true nor false: {body}")
+        self.closed: list[str] | None = None
+        if opened:
+            _only(body["open"], "closed")
+            self.closed = [_address(address) for address in _rows(body["open"]["closed"])]
 
 
 def parse_policy(text: str) -> Policy:
@@ -146,6 +157,13 @@ def planned(policy: Policy, hosts: Hosts) -> list[Check]:
     """Return the checks in the order in which they are told."""
     gateway = next(iter(hosts.get(HOST_ALIAS, ())), "")
     checks: list[Check] = [Unlisted(policy), DnsClosed(policy, gateway)]
+    if policy.closed is not None:
+        closed = [policy.probe[0], *policy.closed]
+        checks = [
+            *(Unlisted(policy, address) for address in closed),
+            DnsClosed(policy, gateway, outside=True),
+            DnsAnswers(),
+        ]
     for name in policy.names:
         addresses = hosts.get(name.host, ())
         if name.liveness if addresses else not name.optional:
@@ -178,11 +196,15 @@ class Check:
 
 
 class Unlisted(Check):
-    """An address that no policy allows is refused at once over TCP, and nothing comes back over UDP."""
+    """An address that no policy allows is refused at once over TCP, and nothing comes back over UDP.
 
-    def __init__(self, policy: Policy) -> None:
+    With ``closed`` it is one that is closed although all public addresses are open.
+    """
+
+    def __init__(self, policy: Policy, closed: str = "") -> None:
         super().__init__()
-        self.address, self.port = policy.probe
+        self.closed = closed
+        self.address, self.port = closed or policy.probe[0], policy.probe[1]
         self.heard: list[Try] = []
 
     def tries(self, undecided: int) -> list[Try]:
@@ -196,11 +218,11 @@ class Unlisted(Check):
         if any(one.kind in REACHED for one in tries):
             self.decided = True
         elif tries[0].kind == "refused" and tries[0].seconds <= REJECT_WITHIN:
-            self.ok("unlisted host blocked")
+            self.ok(f"closed address {self.closed} blocked" if self.closed else "unlisted host blocked")
 
     def problems(self) -> list[str]:
         if any(one.kind in REACHED for one in self.heard):
-            return [ISOLATION]
+            return [CLOSED_REACHED.format(self.closed) if self.closed else ISOLATION]
         best = min(
             (one for one in self.heard if not one.udp), key=lambda one: (one.kind != "refused", one.seconds)
         )
@@ -219,11 +241,16 @@ class Unlisted(Check):
 
 
 class DnsClosed(Check):
-    """Nobody answers DNS: not the container's own resolver, not the host, nobody outside."""
+    """Nobody answers DNS: not the container's own resolver, not the host, nobody outside.
 
-    def __init__(self, policy: Policy, gateway: str) -> None:
+    ``outside``: the first two do, in an open sandbox.
+    """
+
+    def __init__(self, policy: Policy, gateway: str, outside: bool = False) -> None:
         super().__init__()
-        self.servers = [EMBEDDED_DNS, *([gateway] if gateway else []), policy.resolver]
+        self.outside = outside
+        own = [] if outside else [EMBEDDED_DNS, *([gateway] if gateway else [])]
+        self.servers = [*own, policy.resolver]
         # A service of the host on this port is the policy's own decision.
         self.accepting = {EMBEDDED_DNS, *([gateway] if DNS_PORT in policy.services else [])}
         self.missing = not gateway
@@ -249,7 +276,7 @@ class DnsClosed(Check):
                 self.answers.setdefault(one.address, f"accepts connections over {way}")
         self.decided = True
         if not self.answers and not self.missing:
-            self.ok("DNS closed")
+            self.ok("DNS outside closed" if self.outside else "DNS closed")
 
     def problems(self) -> list[str]:
         found = [
@@ -258,6 +285,32 @@ class DnsClosed(Check):
         if self.missing:
             found.append(f"DNS not checked: {HOSTS} has no {HOST_ALIAS}; see: corral status")
         return found
+
+
+class DnsAnswers(Check):
+    """Names are answered by the container's own resolver, which asks the service on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = "no answer"
+
+    def tries(self, undecided: int) -> list[Try]:
+        return [_question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT)]
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        for one in tries:
+            self.last = str(one)
+            if one.kind == "data":
+                code, _ = answer_of(one.payload, one.data, one.udp)
+                self.last = code
+                # Whether that name exists is its owner's business.
+                if code in ANSWERED:
+                    self.ok("names are answered")
+
+    def problems(self) -> list[str]:
+        return [
+            f"names are not answered ({self.last}): can this host resolve {OUTSIDE_NAME}? See: corral status"
+        ]
 
 
 class Allowed(Check):
@@ -340,11 +393,11 @@ def answer_of(asked: bytes, data: bytes, udp: bool) -> tuple[str, int]:
     return RCODES[code] if code < len(RCODES) else f"RCODE{code}", answers
 
 
-def _question(server: str, record: str, *, udp: bool, port: int = DNS_PORT) -> Try:
+def _question(server: str, record: str, *, udp: bool, port: int = DNS_PORT, wait: float = UDP_WAIT) -> Try:
     message = query(OUTSIDE_NAME, record)
     if not udp:
         message = struct.pack("!H", len(message)) + message
-    return Try(server, port, message, udp=udp, wait=UDP_WAIT)
+    return Try(server, port, message, udp=udp, wait=wait)
 
 
 def _only(body: Mapping[str, Any], *keys: str) -> None:

@@ -30,6 +30,7 @@ OPTIONAL = frozenset(
         "profile",
         "connection",
         "runtime",
+        "closed",
     }
 )
 
@@ -53,6 +54,7 @@ class Expectations:
     env_file: path of the file of secrets on the host, or null.
     outside_name: a name that exists outside and is not allowed.
     resolvers: addresses that do answer DNS to the host, so that their silence means something.
+    closed: addresses that are closed although all public ones are open, or null where they are not.
     profile: the harness's own checks, [{"kind", "target"}]; here pairs.
     runtime: what runs the container, by default "runc"; another one has a kernel of its own.
     connection: "own" (the default), "none" (no network at all) or "host" (the host's, nothing enforced).
@@ -91,6 +93,9 @@ class Expectations:
             raise ValueError(f"not a connection: {self.connection!r}")
         self.runtime = str(body.get("runtime", "runc"))
         self.profile = [(str(check["kind"]), clean(check["target"])) for check in body.get("profile", [])]
+
+        closed = body.get("closed")
+        self.closed = None if closed is None else [str(address) for address in closed]
 
     @property
     def mounts(self) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import apart, files, identity, limits, mounting, mounts, ownership, reach
+from . import apart, files, identity, limits, mounting, mounts, opened, ownership, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -70,8 +70,7 @@ def _network(expected: Expectations) -> list[tuple[str, Check]]:
     return [
         *([("only-loopback", apart.only_loopback)] if expected.connection == "none" else []),
         ("unlisted-host-blocked", reach.unlisted_host_blocked),
-        ("dns-closed", reach.dns_closed),
-        ("embedded-dns-closed", reach.embedded_dns_closed),
+        *_dns(expected),
         ("ipv6-disabled", reach.ipv6_disabled),
         ("no-ipv6-address", reach.no_ipv6_address),
         *((f"pinned-name:{name}", reach.pinned_name(name)) for name in sorted(expected.names)),
@@ -80,6 +79,19 @@ def _network(expected: Expectations) -> list[tuple[str, Check]]:
             (f"peer-unreachable:{name}", reach.peer_unreachable(address))
             for name, address in sorted(expected.peers.items())
         ),
+    ]
+
+
+def _dns(expected: Expectations) -> list[tuple[str, Check]]:
+    if expected.closed is None:
+        return [("dns-closed", reach.dns_closed), ("embedded-dns-closed", reach.embedded_dns_closed)]
+    return [
+        *((f"closed-address:{address}", opened.closed_address(address)) for address in expected.closed),
+        ("host-closed", opened.host_closed),
+        ("dns-closed", opened.replaced),
+        ("embedded-dns-closed", opened.replaced),
+        ("dns-outside-closed", opened.dns_outside_closed),
+        ("public-name", opened.public_name),
     ]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from agent_image.builder import MISSING, Built, both_cases, build, cli_environment, uses_buildkit
 from agent_image.buildlog import Progress, hint_for
-from agent_image.context import LABEL_INPUTS, digest
+from agent_image.context import LABEL_IMAGE, LABEL_INPUTS, digest
 from policy.errors import EngineError, PolicyError
 from tests.unit.agent_image.goldens import opencode
 
@@ -52,8 +53,8 @@ class Engine:
         for line in self.output:
             on_line(line)
         if self.exit_code == 0:
-            label = argv[argv.index("--label") + 1]
-            self._keep(argv[argv.index("--tag") + 1], dict([label.split("=", 1)]))
+            labels = [after for word, after in pairwise(argv) if word == "--label"]
+            self._keep(argv[argv.index("--tag") + 1], dict(label.split("=", 1) for label in labels))
         return self.exit_code
 
     def _keep(self, tag: str, labels: dict[str, str]) -> None:
@@ -99,7 +100,7 @@ def buildkit(tmp_path: Path) -> Case:
 def test_image_carries_the_hash_of_its_inputs(case: Case) -> None:
     built = case.build()
     assert built == Built("sha256:1", digest(opencode()), "buildkit" if case.engine.buildx else "classic")
-    assert case.engine.images[TAG]["Config"]["Labels"] == {LABEL_INPUTS: digest(opencode())}
+    assert case.engine.images[TAG]["Config"]["Labels"] == {LABEL_INPUTS: digest(opencode()), LABEL_IMAGE: TAG}
 
 
 def test_unchanged_image_is_not_built_again(case: Case) -> None:

@@ -32,6 +32,8 @@ class FakeDocker:
     def __init__(self) -> None:
         self.networks_by_name: dict[str, dict[str, Any]] = {}
         self.containers_by_id: dict[str, dict[str, Any]] = {}
+        self.images_by_id: dict[str, dict[str, Any]] = {}
+        self.timeout = 60
         self.calls: list[str] = []
         self.warnings: list[str] = []
         self.fail: dict[str, Exception] = {}
@@ -62,6 +64,7 @@ class FakeDocker:
 
     def inspect_network(self, name: str) -> dict[str, Any]:
         self._called("inspect_network")
+        name = self._network_name(name)
         if name not in self.networks_by_name:
             raise refusal(404, f"network {name} not found")
         network = self.networks_by_name[name]
@@ -99,7 +102,11 @@ class FakeDocker:
         self._called("remove_network")
         if self.inspect_network(name)["Containers"]:
             raise refusal(403, f"network {name} has active endpoints")
+        name = self._network_name(name)
         del self.networks_by_name[name]
+
+    def _network_name(self, given: str) -> str:
+        return next((name for name, row in self.networks_by_name.items() if row["Id"] == given), given)
 
     def disconnect_container_from_network(self, ident: str, name: str, force: bool = False) -> None:
         self._called("disconnect")
@@ -109,7 +116,18 @@ class FakeDocker:
 
     def images(self, filters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         self._called("images")
-        return []
+        wanted = (filters or {}).get("label", [])
+        return [row for row in self.images_by_id.values() if wanted and _labelled(row, wanted)]
+
+    def remove_image(self, what: str) -> None:
+        self._called("remove_image")
+        for ident, row in self.images_by_id.items():
+            if what == ident or what in row["RepoTags"]:
+                row["RepoTags"] = [tag for tag in row["RepoTags"] if tag != what]
+                if not row["RepoTags"]:
+                    del self.images_by_id[ident]
+                return
+        raise refusal(404, f"No such image: {what}")
 
     # containers
 
@@ -190,7 +208,17 @@ class FakeDocker:
 
     def remove_container(self, ident: str, force: bool = False, v: bool = False) -> None:
         self._called("remove")
-        del self.containers_by_id[self._find(ident)["Id"]]
+        row = self._find(ident)
+        if row["State"] == "running" and not force:
+            raise refusal(409, f"cannot remove container {ident}: container is running")
+        del self.containers_by_id[row["Id"]]
+
+    def kill(self, ident: str, name: str) -> None:
+        self._called("kill")
+        self._find(ident)["State"] = "exited"
+
+    def close(self) -> None:
+        self._called("close")
 
     def exec_create(self, ident: str, argv: list[str], user: str, workdir: str = "") -> dict[str, Any]:
         self._called("exec")

@@ -251,7 +251,7 @@ def test_init_does_not_write_through_a_link(project: Path, tmp_path: Path) -> No
 
 def test_an_unknown_profile_is_exit_code_2(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--profile", "nope"]) == 2
-    assert "available: opencode" in capsys.readouterr().err
+    assert "generic, opencode" in capsys.readouterr().err
     assert not (project / "corral.yaml").exists()
 
 

@@ -280,7 +280,7 @@ def standing() -> Observed:
     for hook in rules.hooks:
         tables[hook.family, hook.table].setdefault(hook.rule.chain, []).append(hook.rule.iptables())
     tables[4, "filter"]["FORWARD"] = [f"-j {DOCKER_USER}"]
-    backstop = {c.name: (f"{c.hook} {c.priority}", *(rule.tag for rule in c.rules)) for c in rules.backstop}
+    backstop = {c.name: c.shape for c in rules.backstop}
     return Observed(tables, backstop, sets=SET_TYPES)
 
 

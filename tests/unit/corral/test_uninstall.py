@@ -333,3 +333,6 @@ def test_rules_in_the_engine_of_the_user_s_own_go_without_the_program_for_root()
     assert "sudo" not in leaving.text(plan)
     assert not decide(replace(found, rootless=False)).inside
     assert not decide(replace(found, user_files=())).inside
+    # Told to end what runs with --force, such a user has no sudo for it.
+    assert not decide(replace(found, apart=True), force=True).system
+    assert decide(found, force=True).system

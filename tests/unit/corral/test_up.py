@@ -195,7 +195,7 @@ def test_down_stops_the_unit_first_and_says_that_it_comes_again(
     def stop(_: units.Manager, _sandbox: object) -> bool:
         # As the unit's program does when systemd asks it to end.
         for ident in list(world.docker.containers_by_id):
-            world.docker.remove_container(ident)
+            world.docker.remove_container(ident, force=True)
         return True
 
     monkeypatch.setattr(units.Manager, "stop", stop)

@@ -18,7 +18,7 @@ from enforcer.config import Config, Timers
 from enforcer.pinmodel import Answer, Failure
 from enforcer.service import Service
 from enforcer.sessions import MASKED, Owner
-from enforcer.writerclient import Entry, Held
+from enforcer.writerclient import Entry, Held, Opened
 from policy.container import SessionSpec, create_body, network_body
 from policy.declaration import Declaration, HostService, Name
 from policy.errors import EnforcerError, EngineError
@@ -41,6 +41,7 @@ class FakeWriter:
         self.host: dict[tuple[Any, ...], str] = {}
         self.applies: list[dict[tuple[Any, ...], str]] = []
         self.lives: dict[tuple[Any, ...], int] = {}
+        self.open: tuple[Opened, ...] = ()
         self.broken = False
         self.packets = 0
         self.asked: list[tuple[Any, ...]] = []
@@ -48,7 +49,7 @@ class FakeWriter:
     def _held(self) -> Held:
         pins = tuple(Entry(*row, 3600, self.packets, text) for row, text in self.pins.items())
         host = tuple(Entry(*row, 3600, 0, text) for row, text in self.host.items())
-        return Held("test", pins, host, {}, (), ())
+        return Held("test", pins, host, {}, (), (), open=self.open)
 
     def hello(self) -> dict[str, Any]:
         return {"version": "test", "skeleton": "x"}
@@ -65,13 +66,19 @@ class FakeWriter:
         return {"epoch": "one", "next": 0, "lost": 0, "records": [], "totals": {}, "problem": ""}
 
     def apply(
-        self, _boxes: Any, pins: list[list[Any]], host: list[list[Any]], lives: list[list[Any]]
+        self,
+        _boxes: Any,
+        pins: list[list[Any]],
+        host: list[list[Any]],
+        lives: list[list[Any]],
+        opened: Any = (),
     ) -> Held:
         self.lives = {tuple(row[:4]): row[4] for row in lives}
         if self.broken:
             raise EnforcerError("the writer does not answer")
         self.pins = {tuple(row[:4]): row[4] for row in pins}
         self.host = {tuple(row[:4]): row[4] for row in host}
+        self.open = tuple(Opened(source, 3600, 0, text) for source, text in opened)
         self.applies.append(dict(self.pins))
         return self._held()
 
@@ -119,6 +126,14 @@ class FakeEngine:
     def stop(self, ident: str) -> None:
         self.stopped.append(ident)
 
+    def ended(self, uid: int) -> list[str]:
+        assert uid == UID
+        return [i for i, row in self.inspects.items() if row["State"]["Status"] in ("exited", "dead")]
+
+    def remove(self, ident: str) -> None:
+        del self.inspects[ident]
+        self.send("destroy", ident)
+
     def joiners(self) -> list[str]:
         return [
             ident
@@ -161,17 +176,25 @@ class World:
             return Answer(name, self.answers[name], 300, service_module.boot_clock())
         return Failure(name, "nxdomain", f"{name} does not exist")
 
-    def container(self, ident: str, session: str, address: str = "172.16.0.2", **host_config: Any) -> None:
+    def container(
+        self,
+        ident: str,
+        session: str,
+        address: str = "172.16.0.2",
+        declaration: Declaration = DECLARATION,
+        **host_config: Any,
+    ) -> None:
         hosts = StatePaths(self.data / SANDBOX.id).hosts(session)
         hosts.parent.mkdir(parents=True)
         spec = SessionSpec(
             sandbox=SANDBOX, service="main", session=session, purpose="run", uid=UID, gid=UID, image="x",
-            address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=DECLARATION,
+            address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=declaration,
+            gateway=GATEWAY,
         )  # fmt: skip
         body = create_body(spec)
         from enforcer.hostsfile import create, render
 
-        create(hosts, render("main", address, GATEWAY, [name.host for name in DECLARATION.names]))
+        create(hosts, render("main", address, GATEWAY, [name.host for name in declaration.names]))
         self.engine.inspects[ident] = {
             "Id": ident,
             "Name": f"/{spec.container}",

@@ -22,7 +22,7 @@ def loaded() -> dict[tuple[int, str], dict[str, list[str]]]:
     """Both tables as they are once the skeleton is in them, with Docker's jump."""
     tables: dict[tuple[int, str], dict[str, list[str]]] = {
         (4, "filter"): {"INPUT": [], "FORWARD": ["-j DOCKER-USER"], "DOCKER-USER": []},
-        (4, "nat"): {"POSTROUTING": []},
+        (4, "nat"): {"POSTROUTING": [], "PREROUTING": []},
         (6, "filter"): {"INPUT": [], "FORWARD": []},
     }
     for family, chains in ((4, SKELETON.chains4), (6, SKELETON.chains6)):

@@ -67,7 +67,7 @@ def test_a_writer_that_is_understood_is_asked_on_the_same_connection(tmp_path: P
     [
         ("1.1.0", SCHEMAS, "the enforcer is version 1.2.0, but the netfilter writer is 1.1.0"),
         ("1.3.0", {**SCHEMAS, "protocol": 3}, r"writer is 1\.3\.0 \(protocol schema 2 and 3\)"),
-        ("1.2.0", {**SCHEMAS, "skeleton": 2}, "skeleton schema 1 and 2"),
+        ("1.2.0", {**SCHEMAS, "skeleton": 3}, "skeleton schema 2 and 3"),
         ("1.2.0", None, "protocol schema 2 and unknown"),
         (None, None, "the netfilter writer is of an unknown version"),
     ],

@@ -265,9 +265,11 @@ def check(reading: _Reading, policy: Any, text: str, home: Path) -> None:
         assert re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:-]{0,254}(@sha256:[0-9a-f]{64})?", policy.image)
     assert policy.runtime == (tree.get("runtime") or "runc") in {"runc", "runsc", "kata"}
     egress = tree.get("egress") or {}
-    assert policy.egress.mode == (egress.get("mode") or "allowlist") in {"allowlist", "none", "host"}
+    assert policy.egress.mode == (egress.get("mode") or "allowlist") in {"allowlist", "open", "none", "host"}
     if policy.egress.mode == "none":
         assert not egress.get("allow") and not egress.get("from_host") and not policy.host_services
+    if policy.egress.mode == "open":
+        assert not any(egress.get(key) for key in ("allow", "from_host", "allow_stale"))
     if policy.egress.mode == "host":
         assert not policy.host_services
     written = [

@@ -165,8 +165,12 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ),
         ("profile: opencode\nzzz: 1\n", "zzz: unknown key; known keys: profile, name, mode"),
         (
-            "profile: opencode\negress: {mode: open}\n",
-            "egress.mode: this egress mode is not available yet (open)",
+            "profile: opencode\negress: {mode: proxy}\n",
+            "egress.mode: this egress mode is not available yet (proxy)",
+        ),
+        (
+            "profile: opencode\negress: {mode: open, allow: [api.example.com]}\n",
+            "egress.allow: egress.mode is open: all public addresses are reachable",
         ),
         (
             "profile: opencode\negress: {mode: bridge}\n",
@@ -200,7 +204,7 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ("profile: opencode\negress: {mode: bridge}\n", "no such egress mode (bridge); open comes nearest"),
         (
             "profile: opencode\negress: {mode: container:x}\n",
-            "unknown egress mode (container:x); use allowlist or none or host",
+            "unknown egress mode (container:x); use allowlist or open or none or host",
         ),
         (
             "profile: opencode\negress: {mode: none, allow: [a.example.com]}\n",

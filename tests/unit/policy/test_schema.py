@@ -99,7 +99,7 @@ def test_declaration_survives_the_label() -> None:
         {"mounts": {"rw": "~/x"}},
         {"mounts": {"rw": [3]}},
         {"mounts": {"rx": []}},
-        {"egress": {"mode": "open"}},
+        {"egress": {"mode": "proxy"}},
         {"egress": {"allow": "api.example.com"}},
         {"egress": {"allow": [["api.example.com"]]}},
         {"egress": {"allow": [True]}},

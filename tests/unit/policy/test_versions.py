@@ -154,7 +154,7 @@ def test_installing_goes_forward_only() -> None:
     assert versions.downgrade(own, part("there", None)) is None
     for there in (
         part("there", "1.3.0"),
-        part("there", "1.2.0", skeleton=2),
+        part("there", "1.2.0", skeleton=3),
         part("there", "1.1.0", protocol=7),
     ):
         found = versions.downgrade(own, there)

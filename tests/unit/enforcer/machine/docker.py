@@ -90,6 +90,16 @@ class FakeDocker:
         if ident in self.inspects and self.inspects[ident]["State"]["Running"]:
             self.die(ident)
 
+    def ended(self, uid: int) -> list[str]:
+        self._answer("ended")
+        return [i for i in self.identifiers(uid) if self.inspects[i]["State"]["Status"] == "exited"]
+
+    def remove(self, ident: str) -> None:
+        self._answer("remove")
+        self.faults.service_writes("remove")
+        if ident in self.inspects and self.inspects[ident]["State"]["Status"] == "exited":
+            self.destroy(ident)
+
     def joiners(self) -> list[str]:
         self._answer("joiners")
         return [

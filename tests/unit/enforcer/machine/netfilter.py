@@ -10,7 +10,7 @@ from enforcer.netfilter import claims as claiming
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.kernel import KernelError
-from enforcer.netfilter.model import NO_LIVES, PROTOCOL_VERSION, Element, Entry, Lives
+from enforcer.netfilter.model import NO_LIVES, PROTOCOL_VERSION, Element, Entry, Lives, Open
 from enforcer.netfilter.plan import Plan, Wanted, plan, tag_of
 from enforcer.netfilter.ports import Port
 from enforcer.netfilter.refusals import Tally
@@ -51,6 +51,8 @@ class WatchedKernel(FakeKernel):
             tuple(self.backstop.items()) if self.backstop is not None else None,
             self.gateways,
             self.owners,
+            self.closed,
+            self._networks(),
             tuple(self.sets),
             self.sources is None,
             self.bridge_filter,
@@ -149,6 +151,29 @@ class WatchedKernel(FakeKernel):
             self.faults.call("netlink", "forget")
             self.writes.append(f"forget {source}")
             super().watch((), [source])
+
+    def networks(self) -> frozenset[str]:
+        self.faults.call("netlink", "networks")
+        return super().networks()
+
+    def opened(self) -> dict[str, Open]:
+        self.faults.call("netlink", "opened")
+        return super().opened()
+
+    def open(self, sources: Mapping[str, str]) -> None:
+        for source, comment in sources.items():
+            self.faults.call("netlink", "open")
+            self.faults.writer_writes(f"before opening {source}")
+            self.writes.append(f"open {source}")
+            if source not in self._living_sources() and (broken := self.standing()):
+                self.violations.append(f"{source} was opened while {broken}")
+            super().open({source: comment})
+
+    def close_sources(self, sources: Iterable[str]) -> None:
+        for source in sources:
+            self.faults.call("netlink", "close")
+            self.writes.append(f"close {source}")
+            super().close_sources([source])
 
     def forget_flows(self, elements: Iterable[Element]) -> None:
         self.faults.call("netlink", "flows")

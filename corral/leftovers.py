@@ -1,0 +1,169 @@
+"""What of a user's sandboxes is left over and what is not, decided from what there is. Pure.
+
+A leftover is what nobody looks after: a container that has ended, or was made and never started, whose
+command line is gone; a session's files without a container; networks and relays of sandboxes in which nothing
+is left and that no command works with. What runs is none, whoever started it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from policy.identity import Sandbox
+
+RUNNING = frozenset({"running", "paused", "restarting"})
+DEAD = frozenset({"exited", "dead", "created"})
+RELAY = re.compile(r"corral-relay-([0-9a-f]{8})-[0-9]{1,5}\.service")
+
+
+@dataclass(frozen=True)
+class Container:
+    """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end."""
+
+    ident: str
+    name: str
+    sandbox: str
+    session: str
+    state: str
+    held: bool = False
+    kept: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a program runs in it."""
+        return self.state in RUNNING
+
+
+@dataclass(frozen=True)
+class Network:
+    """A sandbox's network."""
+
+    ident: str
+    name: str
+    sandbox: str
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The files of a session."""
+
+    sandbox: str
+    session: str
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that corral built, or named: what can be removed of it, and whose it is."""
+
+    names: tuple[str, ...]
+    sandbox: str
+    tagged: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is of one user.
+
+    ``relays`` are names of units; ``busy`` ids of sandboxes that a command works with; ``images`` those of
+    this user's sandboxes, ``strange`` counts those of which nobody can tell; ``wanted`` are sandboxes that
+    the policy of their directory still makes.
+    """
+
+    containers: tuple[Container, ...] = ()
+    networks: tuple[Network, ...] = ()
+    relays: tuple[str, ...] = ()
+    directories: tuple[Directory, ...] = ()
+    busy: frozenset[str] = frozenset()
+    images: tuple[Image, ...] = ()
+    strange: int = 0
+    wanted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something that stays, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes, in this order, and what stays."""
+
+    containers: tuple[Container, ...] = ()
+    relays: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+    directories: tuple[Directory, ...] = ()
+    images: tuple[Image, ...] = ()
+    kept: tuple[Kept, ...] = field(default=())
+
+    @property
+    def running(self) -> tuple[Container, ...]:
+        """Those that have to be ended first."""
+        return tuple(one for one in self.containers if one.running)
+
+
+def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan:
+    """Decide what goes.
+
+    Args:
+        found: what there is.
+        running: end and remove what runs, too.
+        images: remove images that no policy makes any more, too.
+    """
+    going = tuple(one for one in found.containers if _goes(one, running=running))
+    staying = [one for one in found.containers if one not in going]
+    # What is ended lets go of its sandbox in a moment; it is looked at again then.
+    ending = {one.sandbox for one in going if one.running}
+    alive = {one.sandbox for one in staying} | (found.busy - ending)
+    tokens = {Sandbox(sandbox).token for sandbox in alive}
+    with_container = {(one.sandbox, one.session) for one in staying}
+    return Plan(
+        containers=going,
+        relays=tuple(unit for unit in found.relays if _token(unit) not in tokens),
+        networks=tuple(net for net in found.networks if net.sandbox not in alive),
+        directories=tuple(
+            one
+            for one in found.directories
+            if (one.sandbox, one.session) not in with_container
+            and (not one.held or any(_of(one, other) and other.running for other in going))
+        ),
+        images=tuple(_unused(found)) if images else (),
+        kept=tuple(_kept(staying, found, images=images)),
+    )
+
+
+def _goes(one: Container, *, running: bool) -> bool:
+    if one.running:
+        return running
+    return one.state in DEAD and not one.held and not one.kept
+
+
+def _of(directory: Directory, container: Container) -> bool:
+    return (directory.sandbox, directory.session) == (container.sandbox, container.session)
+
+
+def _token(unit: str) -> str:
+    match = RELAY.fullmatch(unit)
+    return match[1] if match else ""
+
+
+def _unused(found: Found) -> Iterator[Image]:
+    for image in found.images:
+        if not image.tagged or image.sandbox not in found.wanted:
+            yield image
+
+
+def _kept(staying: Sequence[Container], found: Found, *, images: bool) -> Iterator[Kept]:
+    for one in staying:
+        if one.kept and not one.running and not one.held:
+            yield Kept(one.name, "keep: true; corral inspect looks at it, corral down removes it")
+        elif one.running:
+            yield Kept(one.name, "it runs; corral down ends it, or corral prune --running")
+    if images and found.strange:
+        count = "1 image" if found.strange == 1 else f"{found.strange} images"
+        yield Kept(count, "whose they are cannot be told: docker image ls --filter label=io.corral.inputs")
