@@ -91,6 +91,8 @@ def test_profile_says_everything_that_is_asked_of_one(profile: Profile) -> None:
     assert profile.state_dirs or profile.install is None
     for seed in profile.seeds:
         assert any(seed.path.startswith(directory + "/") for directory in profile.state_dirs), seed.path
+    for part in profile.host_files.values():
+        assert any(part.startswith(directory + "/") for directory in profile.state_dirs), part
     files = [file.path for file in profile.baked_files(profile.parse_options({}))]
     assert len(files) == len(set(files))
     guarded = {check.target for check in profile.verify if check.kind == "root-owned"}
