@@ -275,3 +275,29 @@ def test_at_a_terminal_without_a_dialog_resized_and_continued_after_down(
         talks = [row for row in model.requests()[before:] if row.get("tools")]
         assert talks and all(row["results"] >= 1 for row in talks), talks
         assert (first["code"], again["code"]) == (0, 0)
+
+
+GENERIC = """\
+profile: generic
+limits: {best_effort: true}
+profile_options:
+  generic:
+    image:
+      - |
+        RUN printf '%s\\n' '#!/bin/sh' 'id -u >> made.txt; echo "$TOOL" >> ~/.tool/uses' > /usr/local/bin/tool; \\
+          chmod 4755 /usr/local/bin/tool
+      - ENV TOOL=used
+    interactive: [tool]
+    state: [.tool]
+"""
+
+
+def test_a_harness_of_the_users_own_lines_runs_unprivileged_and_keeps_its_state(host: Host) -> None:
+    project = host.project("generic", GENERIC)
+    project.corral("build", timeout=560)
+    for _ in range(2):
+        project.corral("run")
+    assert project.read("made.txt") == "1000\n1000\n"
+    seen = project.inside("sh", "-c", "cat ~/.tool/uses; stat -c '%a %U' /usr/local/bin/tool").stdout
+    assert seen.splitlines() == ["used", "used", "755 root"]
+    project.corral("verify")
