@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +64,12 @@ def watched(*argv: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def watching(host: Host, project: Project) -> Iterator[Seen]:
-    """Watch the one running session of a project, which was started with ``watched``."""
-    host.box.wait_for(lambda: project.exists(".there"), timeout=400)
+def watching(host: Host, project: Project, ended: Callable[[], bool]) -> Iterator[Seen]:
+    """Watch the one running session of a project, which was started with ``watched``, unless it has ended."""
+    host.box.wait_for(lambda: ended() or project.exists(".there"), timeout=400)
+    if ended():
+        yield Seen([])
+        return
     (container,) = project.containers()
     pid = host.box.run(["docker", "inspect", "-f", "{{.State.Pid}}", container]).stdout.strip()
     process: subprocess.Popen[Any] = host.box.popen(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -126,13 +126,11 @@ def project_of(host: Host, harness: Harness, key: str = KEY) -> Iterator[Project
 
 def watch(host: Host, project: Project, run: Callable[[], Any]) -> tuple[Any, Seen]:
     """Run something that starts one session with ``watched``, to its end, and see what that asks for."""
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(run()))
-    thread.start()
-    with watching(host, project) as seen:
-        thread.join()
-    assert done, "it did not end in order"
-    return done[0], seen
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        with watching(host, project, running.done) as seen:
+            wait([running])
+        return running.result(), seen
 
 
 def beside_the_model(seen: Seen) -> set[tuple[str, str]]:
@@ -166,9 +164,11 @@ def test_one_shot_a_command_runs_as_the_user_and_nothing_but_the_model_is_asked(
         # The model was asked over the network that is watched: the count beside it means something.
         assert any(to.endswith(f":{PORT}") for kind, to in seen.asked if kind == "tcp")
         beside = beside_the_model(seen)
-        denied = json.loads(project.corral("denied", "--json").stdout)["rows"]
+        report = json.loads(project.corral("denied", "--json").stdout)
+        denied = report["rows"]
         with capsys.disabled():
-            print(f"\n{harness.name}: beside the model {sorted(beside) or 'nothing'}; denied {len(denied)}")
+            told = f"denied {len(denied)}, lookups {report.get('lookups')}"
+            print(f"\n{harness.name}: beside the model {sorted(beside) or 'nothing'}; {told}")
         assert beside <= excused(harness)
         assert denied == []
         project.corral("verify")
