@@ -89,7 +89,9 @@ def tables(lock: Mapping[str, Any]) -> str:
                 _argv(profile, profile.interactive),
                 _argv(profile, profile.one_shot, prompt=True),
                 _argv(profile, profile.resume),
-                _argv(profile, profile.daemon),
+                _argv(profile, profile.daemon)
+                if profile.daemon[:1] != ("/bin/sh",)
+                else "the last, or a first",
             ]
             for profile in fetched
         ),

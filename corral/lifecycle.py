@@ -15,6 +15,7 @@ from typing import Any
 from corral import (
     apart,
     attended,
+    carried,
     checks,
     engine,
     existing,
@@ -143,6 +144,8 @@ def prepare(invocation: Invocation) -> Prepared:
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
     state.prepare(invocation.paths, loaded.profile, loaded.project)
+    for line in carried.carry(invocation.paths, loaded, invocation.user):
+        console.warn(line)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
     foreign = pin.ident if pin is not None else ""

@@ -50,6 +50,17 @@ def prepare(paths: StatePaths, profile: Profile, project: Path = Path(HOME)) -> 
         os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444))
 
 
+def write_once(paths: StatePaths, part: str, content: str, mode: int = 0o600) -> bool:
+    """Put a file into the state that outlives a session, unless it is there; say whether it was not.
+
+    Raises:
+        CorralError: a path is not a directory of ours, or the disk refuses.
+    """
+    path = PurePosixPath(part)
+    with _opened(paths.home) as home, _descend(home, path.parent.parts, paths.home) as parent:
+        return _write_new(parent, path.name, mode, content)
+
+
 def remember_project(paths: StatePaths, project: Path) -> None:
     """Note which directory a sandbox belongs to, for the day its policy does not tell any more.
 
@@ -257,15 +268,16 @@ def _descend(top: int, parts: Sequence[str], shown: Path) -> Iterator[int]:
         os.close(current)
 
 
-def _write_new(parent: int, name: str, mode: int, content: str) -> None:
+def _write_new(parent: int, name: str, mode: int, content: str) -> bool:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, mode, dir_fd=parent)
     except FileExistsError:
-        return
+        return False
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
+        return True
     except OSError:
         # Half a file would stay for good: seeds are written only where nothing is.
         os.unlink(name, dir_fd=parent)

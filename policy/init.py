@@ -40,7 +40,7 @@ egress:
 #     port: 8081
 
 # KEY=VALUE lines that become environment inside; the file is never mounted. It must be yours, mode 600.
-# secrets:
+{keys}# secrets:
 #   env_file: ~/.config/corral/{file}.env
 
 # What one session may use of this machine. Without it: 4096 processes, three quarters of the memory.
@@ -98,6 +98,7 @@ def starter(profile: str, project_name: str, schema: str = "") -> str:
         name=name,
         defaults=", ".join(chosen.default_egress) or "none",
         file=simple,
+        keys=f"# One of: {', '.join(chosen.keys)}\n" if chosen.keys else "",
     )
 
 

@@ -456,7 +456,7 @@ class _Reading:
         try:
             self.options = self.profile.with_approvals(self.options, wanted)
         except ValueError as error:
-            self.add(("approvals",), str(error), "remove one of the two")
+            self.add(("approvals",), str(error), "leave approvals out, or what it contradicts")
 
     def finding(self, finding: Finding) -> Problem:
         at: Location = ("mounts", finding.access, finding.index)

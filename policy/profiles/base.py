@@ -155,6 +155,8 @@ class Profile:
         keys: variables it takes a credential of its provider from, one of which env_file has to set.
         state_dirs: directories below HOME that outlive a session, relative to HOME.
         seeds: files put once into that state.
+        host_files: by what ``from_host`` of the options may name, a file below the user's home that is copied
+            once to the same place below HOME, which has to lie in a state directory.
         shadow: paths relative to HOME that are covered by an empty read-only file.
         managed_dirs: directories below HOME that are mounted read-only.
         baked: root-owned files of the image, besides ``config``.
@@ -191,6 +193,7 @@ class Profile:
     keys: tuple[str, ...] = ()
     state_dirs: tuple[str, ...] = ()
     seeds: tuple[SeedFile, ...] = ()
+    host_files: Mapping[str, str] = field(default_factory=_empty)
     shadow: tuple[str, ...] = ()
     managed_dirs: tuple[ManagedDir, ...] = ()
     baked: tuple[BakedFile, ...] = ()
@@ -251,8 +254,11 @@ class Profile:
         Raises:
             ValueError: the harness has none, or the options say it already; the text says what is wrong.
         """
-        if approvals not in self.approvals or not isinstance(options, HarnessOptions):
+        if not self.approvals or not isinstance(options, HarnessOptions):
             raise ValueError(f"the {self.name} profile has no approvals")
+        if approvals not in self.approvals:
+            known = " and ".join(self.approvals)
+            raise ValueError(f"{self.title} has no setting that means {approvals}, only {known}")
         return with_approval(self.name, options, approvals, self.approvals[approvals], self.config)
 
     def parse_options(self, raw: Mapping[str, Any]) -> ProfileOptions:

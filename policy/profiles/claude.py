@@ -39,6 +39,13 @@ fi
 exec {BINARY} "$@"
 """
 
+# Where nothing was said yet there is nothing to continue, and it ends. It names a directory's conversations
+# by its path.
+ALWAYS = (
+    f'ls "$CLAUDE_CONFIG_DIR"/projects/{HOME.replace("/", "-")}/*.jsonl >/dev/null 2>&1 && '
+    f"exec {PROGRAM} --continue; exec {PROGRAM}"
+)
+
 
 def _tarball(package: str) -> NpmTarball:
     return NpmTarball(package, (("package/claude", BINARY),))
@@ -71,6 +78,8 @@ CLAUDE = Profile(
     one_shot=(PROGRAM, "--print"),
     prompted=(PROGRAM,),
     resume=(PROGRAM, "--continue"),
+    daemon=("/bin/sh", "-c", ALWAYS),
+    modes=frozenset({"run", "daemon"}),
     options=WiredOptions,
     config=ConfigFile(
         MANAGED_SETTINGS,

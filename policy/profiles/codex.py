@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from policy.container import HOME
 from policy.profiles.base import (
     BakedFile,
     Install,
@@ -87,6 +88,8 @@ CODEX = Profile(
     one_shot=(PROGRAM, "exec", "--skip-git-repo-check"),
     prompted=(PROGRAM,),
     resume=(PROGRAM, "resume", "--last"),
+    daemon=(PROGRAM, "resume", "--last"),
+    modes=frozenset({"run", "daemon"}),
     options=WiredOptions,
     config=ConfigFile(
         MANAGED_CONFIG,
@@ -125,14 +128,19 @@ CODEX = Profile(
         ),
     ),
     model=Wiring("model", config=MappingProxyType({"model": "{model}"})),
-    approvals=MappingProxyType(
-        {"ask": _asks("untrusted"), "auto": _asks("on-request"), "off": _asks("never")}
-    ),
+    # Nothing is "ask": its questions are about leaving its own sandbox, which is off, and "untrusted",
+    # about each command, is no longer supported.
+    approvals=MappingProxyType({"auto": _asks("on-request"), "off": _asks("never")}),
     ca_env=("CODEX_CA_CERTIFICATE", "SSL_CERT_FILE"),
     proxy_env=("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
     keys=("OPENAI_API_KEY",),
     state_dirs=(STATE,),
-    seeds=(SeedFile(f"{STATE}/config.toml", '[projects."{project}"]\ntrust_level = "trusted"\n'),),
+    seeds=(
+        SeedFile(
+            f"{STATE}/config.toml",
+            "\n".join(f'[projects."{place}"]\ntrust_level = "trusted"\n' for place in ("{project}", HOME)),
+        ),
+    ),
     baked=(BakedFile(PROGRAM, LAUNCHER, 0o755),),
     owned_dirs=("/etc/codex",),
     project_files=(".codex/config.toml",),

@@ -45,6 +45,8 @@ GEMINI = Profile(
     one_shot=(PROGRAM, "--prompt="),
     prompted=(PROGRAM, "--prompt-interactive="),
     resume=(PROGRAM, "--resume", "latest"),
+    daemon=(PROGRAM, "--resume", "latest"),
+    modes=frozenset({"run", "daemon"}),
     options=WiredOptions,
     config=ConfigFile(
         SETTINGS,

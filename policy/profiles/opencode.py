@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Annotated, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from policy.profiles.base import (
     Install,
@@ -14,11 +15,17 @@ from policy.profiles.base import (
     Switch,
     VerifyCheck,
 )
-from policy.profiles.config import Approval, ConfigFile
+from policy.profiles.config import Approval, ConfigFile, HarnessOptions
 
 BINARY = "/usr/local/bin/opencode"
 MANAGED_CONFIG = "/etc/opencode/opencode.json"
 CONFIG_DIR = ".config/opencode"
+
+
+class OpencodeOptions(HarnessOptions):
+    """``from_host``: "login" copies the user's own logins of providers into the sandbox, once."""
+
+    from_host: Annotated[tuple[Literal["login"], ...], Field(strict=False, max_length=1)] = ()
 
 
 def _tarball(package: str) -> NpmTarball:
@@ -49,6 +56,7 @@ OPENCODE = Profile(
             }
         ),
     ),
+    options=OpencodeOptions,
     interactive=(BINARY,),
     one_shot=(BINARY, "run"),
     resume=(BINARY, "--continue"),
@@ -75,6 +83,7 @@ OPENCODE = Profile(
     proxy_env=("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
     keys=("OPENROUTER_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"),
     state_dirs=(".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
+    host_files=MappingProxyType({"login": ".local/share/opencode/auth.json"}),
     # opencode installs a plugin SDK from the registry into a configuration directory it can write, and dies
     # when it cannot create this file in one that is mounted read-only.
     managed_dirs=(ManagedDir(CONFIG_DIR, MappingProxyType({".gitignore": ""})),),

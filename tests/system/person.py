@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.lab import Box
 
-# Steps: ["until", regex], ["type", text], ["resize", columns, rows], ["hang-up"], ["die"]. Prints {"said", "code"}.
+# Steps: ["until", regex], ["settle"] (until a second passes without a word), ["type", text],
+# ["resize", columns, rows], ["hang-up"], ["die"]. Prints {"said", "code"}.
 SCRIPT = r"""
 import fcntl, json, os, pty, re, select, struct, sys, termios, time
 steps, argv = json.loads(sys.argv[1]), sys.argv[2:]
@@ -38,6 +39,12 @@ for what, *rest in steps:
             if time.monotonic() > end or not read(1):
                 print(json.dumps({"said": said.decode("utf-8", "replace"), "code": None, "missing": rest[0]}))
                 sys.exit()
+    elif what == "settle":
+        before = -1
+        while before != len(said) and time.monotonic() < end:
+            before = len(said)
+            read(1)
+        at = len(said)
     elif what == "type":
         os.write(terminal, rest[0].encode("latin-1"))
     elif what == "resize":

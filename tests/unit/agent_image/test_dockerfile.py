@@ -202,3 +202,30 @@ def test_an_agent_of_the_base_is_replaced(tmp_path) -> None:
     assert passwd.count("agent:*:1000:1000:") == 1
     assert ":500:" not in passwd
     assert group.splitlines() == ["root:x:0:", "agents:x:501:agent", "agent:*:1000:"]
+
+
+def test_what_the_users_lines_install_loses_its_privileges_and_corrals_files_come_after() -> None:
+    text = render(SPECS["generic"])
+    at = [text.index(piece) for piece in ("RUN install-the-tool", "ENV TOOL=1", "COPY root/ /")]
+    assert at == sorted(at)
+    assert "chmod ug-s" in text[at[1] : at[2]]
+    assert "FROM trust AS harness" not in text and "COPY --from" not in text
+
+
+def test_an_existing_image_has_its_harness_in_directories_of_roots() -> None:
+    text = render(opencode(harness="claude", foreign=SPECS["existing"].foreign))
+    line = next(line for line in text.splitlines() if "corral-prepare 1000" in line)
+    assert line.split()[-3:] == ["/usr/local/lib", "/usr/local/lib/claude;", "\\"]
+    assert "COPY --from=harness /out/ /usr/local/lib/claude/" in text
+
+
+def test_a_processor_without_avx2_gets_another_tarball() -> None:
+    assert "opencode-linux-x64-baseline@" in render(opencode(baseline=True))
+    assert "baseline" not in render(opencode())
+
+
+def test_python_packages_are_installed_from_what_the_context_pins() -> None:
+    text = render(SPECS["aider"])
+    assert text.index("COPY requirements.txt") < text.index("--require-hashes")
+    assert "npm" not in text.split("npm_config_update_notifier=false")[1].split("\nFROM trust\n")[0]
+    assert " = 3.11 ]" in text

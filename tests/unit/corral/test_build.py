@@ -163,3 +163,17 @@ def test_a_proxy_that_only_apt_conf_names_serves_the_whole_build() -> None:
     assert build_proxies(own) == Proxies(
         "http://own.example.com:3128", "http://apt.example.com:3129", "localhost"
     )
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx\n", True),
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx avx2\nflags\t: fpu\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
+        ("", False),
+    ],
+    ids=["old", "new", "arm", "unknown"],
+)
+def test_a_processor_without_avx2_is_known_by_its_flags(cpuinfo: str, expected: bool) -> None:
+    assert module.without_avx2(cpuinfo) is expected

@@ -58,3 +58,10 @@ def test_no_project_name_breaks_out_of_its_line(name: str) -> None:
     assert document.problems == []
     assert set(document.value) <= {"profile", "name", "mode", "egress"}
     assert document.value.get("name", name) == name
+
+
+@pytest.mark.parametrize("profile", profiles.names())
+def test_starter_names_the_variables_that_the_harness_reads_its_credential_from(profile: str) -> None:
+    text = starter(profile, "demo")
+    assert all(key in text for key in profiles.get(profile).keys)
+    assert ("# One of: " in text) == bool(profiles.get(profile).keys)

@@ -87,10 +87,12 @@ def test_what_is_fetched_goes_to_plain_places_that_the_system_does_not_use(profi
 
 @pytest.mark.parametrize("profile", ALL, ids=lambda p: p.name)
 def test_profile_says_everything_that_is_asked_of_one(profile: Profile) -> None:
-    assert set(profile.approvals) in (set(), {"ask", "auto", "off"})
+    assert set(profile.approvals) in (set(), {"auto", "off"}, {"ask", "auto", "off"})
     assert profile.state_dirs or profile.install is None
     for seed in profile.seeds:
         assert any(seed.path.startswith(directory + "/") for directory in profile.state_dirs), seed.path
+    for part in profile.host_files.values():
+        assert any(part.startswith(directory + "/") for directory in profile.state_dirs), part
     files = [file.path for file in profile.baked_files(profile.parse_options({}))]
     assert len(files) == len(set(files))
     guarded = {check.target for check in profile.verify if check.kind == "root-owned"}
@@ -220,7 +222,7 @@ def managed(name: str, approvals: str | None = None, **options: Any) -> dict[str
 
 
 def test_codex_leaves_the_fence_to_corral_whatever_the_policy_says_besides() -> None:
-    for wanted in (None, "ask", "auto", "off"):
+    for wanted in (None, "auto", "off"):
         assert (
             managed("codex", wanted, config={"tui": {"theme": "x"}})["sandbox_mode"] == "danger-full-access"
         )
@@ -235,18 +237,23 @@ def test_codex_leaves_the_fence_to_corral_whatever_the_policy_says_besides() -> 
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("claude", ["default", "acceptEdits", "bypassPermissions"]),
-        ("codex", ["untrusted", "on-request", "never"]),
-    ],
-)
-def test_approvals_become_the_harness_s_own_switch(name: str, wanted: list[str]) -> None:
-    key = "approval_policy" if name == "codex" else "permissions"
-    found = [managed(name, value)[key] for value in ("ask", "auto", "off")]
-    assert [value if name == "codex" else value["defaultMode"] for value in found] == wanted
-    assert key not in managed(name)
+def test_approvals_become_the_harness_s_own_switch() -> None:
+    found = [managed("claude", value)["permissions"] for value in ("ask", "auto", "off")]
+    assert [value["defaultMode"] for value in found] == ["default", "acceptEdits", "bypassPermissions"]
+    assert [managed("codex", value)["approval_policy"] for value in ("auto", "off")] == [
+        "on-request",
+        "never",
+    ]
+    assert "permissions" not in managed("claude") and "approval_policy" not in managed("codex")
+    aider = profiles.get("aider")
+    options = aider.with_approvals(aider.parse_options({}), "off")
+    assert aider.environment(options)["AIDER_YES_ALWAYS"] == "true"
+    assert "AIDER_YES_ALWAYS" not in aider.environment(aider.parse_options({}))
+
+
+def test_what_a_harness_has_no_setting_for_is_refused_and_not_weakened() -> None:
+    with pytest.raises(ValueError, match="Codex has no setting that means ask, only auto and off"):
+        managed("codex", "ask")
 
 
 def test_approvals_that_are_words_come_after_the_program_and_before_the_prompt() -> None:
