@@ -152,7 +152,9 @@ def test_killing_the_writer_opens_nothing_and_keeps_claims(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("writer")
     project.write("flood.py", FLOOD)
-    process = project.start("sh", "-c", f"touch up; python3 flood.py {forbidden} 5 > flooded", marker="up")
+    # It stays until it is told to end: on a slow machine the flood is over before the claims are looked at.
+    flood = f"python3 flood.py {forbidden} 5 > flooded; until [ -e end ]; do sleep 0.1; done"
+    process = project.start("sh", "-c", f"touch up; {flood}", marker="up")
     pid = host.root("systemctl", "show", "-P", "MainPID", "corral-netfilter").stdout.strip()
     host.root("kill", "-9", pid)
     host.box.wait_for(
@@ -165,6 +167,7 @@ def test_killing_the_writer_opens_nothing_and_keeps_claims(host: Host) -> None:
     host.wait_enforcer()
     elements = host.root("ipset", "list", "corral-pins").stdout
     assert f"{project.sandbox['sessions'][0]['address']},tcp:443,203.0.113.10" in elements
+    project.write("end", "")
     process.wait(timeout=30)
     assert int(project.read("flooded")) > 1000
     assert host.internet.packets(forbidden) == 0
