@@ -251,7 +251,9 @@ def test_a_second_start_without_bridge_filtering_is_refused_with_the_reason_or_i
             if done.returncode != 0:
                 refused += 1
                 assert done.returncode == 1
-                assert "bridge-nf-call-ip" in done.stderr, done.stderr
+                # By who starts it; or, when the setting went in between, by the gate, to which nothing was granted.
+                said = done.stderr
+                assert "bridge-nf-call-ip" in said or "/etc/hosts has no address for it" in said, said
     print(f"{refused} of 2 starts were refused")
     assert received(host, made["first"]) == 0
     # And afterwards it works again, and the counter does count.
