@@ -167,7 +167,8 @@ def test_a_server_inside_is_for_its_user_and_root_at_the_address_that_is_shown(
         return len(host.shell(f"cat {WORK}/heard 2>/dev/null || true").stdout.splitlines())
 
     def curl(user: str) -> str:
-        return host.shell(f"curl --noproxy '*' -sS -m 5 {url} || true", user=user).stdout
+        asked = f"curl --noproxy '*' -sS -m 5 {url} || true"
+        return host.root("runuser", "-u", user, "--", "sh", "-c", asked).stdout
 
     until(lambda: "from inside" in curl("dev"), 20, "its user reaches it")
     before = heard()
