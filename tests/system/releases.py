@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,17 +16,25 @@ from tests.lab.product import PROJECT, build_wheel, sources
 INBOX = "/var/lib/corral-lab/releases"
 
 # file -> what differs in a release with this version, whose every schema but that of the labels is one higher.
-Change = tuple[str, Callable[[str], str]]
+RAISED = "one higher"
 NEWER: dict[str, tuple[tuple[str, str], ...]] = {
     "pyproject.toml": ((r'(?m)^version = "[^"]*"', 'version = "{version}"'),),
     "corral/__init__.py": ((r'__version__ = "[^"]*"', '__version__ = "{version}"'),),
     "enforcer/netfilter/VERSION": ((r".*\n?", "{version}\n"),),
-    "policy/versions.py": ((r"API: 1, LABELS: 1, STATE: 1, PROTOCOL: 2, SKELETON: 1", "API: 2, LABELS: 1, STATE: 2, PROTOCOL: 3, SKELETON: 2"),),
-    "enforcer/netfilter/model.py": ((r"PROTOCOL_VERSION = 2", "PROTOCOL_VERSION = 3"),),
-    "enforcer/netfilter/schemas.py": ((r"SKELETON = 1", "SKELETON = 2"),),
+    "policy/versions.py": tuple(
+        (rf"(?<=\b{name}: )\d+(?=[,}}])", RAISED) for name in ("API", "STATE", "PROTOCOL", "SKELETON")
+    ),
+    "enforcer/netfilter/model.py": ((r"(?<=PROTOCOL_VERSION = )\d+", RAISED),),
+    "enforcer/netfilter/schemas.py": ((r"(?<=SKELETON = )\d+", RAISED),),
     # Rules that differ, so that the old writer and the new one do not want the same.
     "enforcer/netfilter/skeleton.py": ((r"--hashlimit-upto 20/sec", "--hashlimit-upto 21/sec"),),
-}  # fmt: skip
+}
+
+
+def _changed(pattern: str, replacement: str, version: str, text: str) -> str:
+    if replacement == RAISED:
+        return re.sub(pattern, lambda found: str(int(found[0]) + 1), text, count=1)
+    return re.sub(pattern, replacement.format(version=version), text, count=1)
 
 
 def derive(directory: Path, version: str) -> Path:
@@ -38,7 +46,7 @@ def derive(directory: Path, version: str) -> Path:
     for name, changes in NEWER.items():
         text = (directory / name).read_text()
         for pattern, replacement in changes:
-            changed = re.sub(pattern, replacement.format(version=version), text, count=1)
+            changed = _changed(pattern, replacement, version, text)
             assert changed != text, f"{name} has no {pattern}"
             text = changed
         (directory / name).write_text(text)
