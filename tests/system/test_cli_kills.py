@@ -32,7 +32,7 @@ COMMANDS = (
 
 def swept(project: Project) -> None:
     """End what runs and remove what is left."""
-    project.corral("down", timeout=200)
+    project.corral("prune", "--running", "--yes", timeout=200)
 
 
 def cleaned(project: Project) -> None:
