@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from agent_image.harnesses import client
 
 from .host import BASE_POLICY, ENFORCER, FLOOD, Host, starts, until
@@ -69,6 +71,7 @@ def test_a_name_works_with_curl_python_and_node_and_a_warning_is_printed(host: H
     assert missing.returncode == 2
 
 
+@pytest.mark.representative
 def test_the_host_private_networks_and_metadata_hear_nothing(host: Host) -> None:
     project = host.project("shut", POLICY)
     public = host.internet.addresses["forbidden"]
