@@ -387,12 +387,27 @@ def _withdrawn(invocation: Invocation, ident: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let interrupts wait until the block is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    """Let interrupts wait until the block is done.
+
+    A mask would hold them for one thread only, and the kernel gives a signal to any thread that takes it, for
+    which Python interrupts the main one all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        # Nothing interrupts other threads.
+        yield
+        return
+    came: list[int] = []
+    before = {held: signal.getsignal(held) for held in HELD}
+    ours = {held: how for held, how in before.items() if how not in (signal.SIG_IGN, None)}
     try:
+        for held in ours:
+            signal.signal(held, lambda number, _frame: came.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for held, how in ours.items():
+            signal.signal(held, how)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)
 
 
 def working_directory() -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Network
@@ -16,7 +18,7 @@ import pytest
 from agent_image.files.entrypoint import channel, gate
 from corral import attended, lifecycle, network, relay, secretchannel, state
 from corral.context import Invocation
-from corral.lifecycle import Prepared, created, prepare
+from corral.lifecycle import Prepared, created, prepare, signals_held
 from corral.session import SERVICE, Outside, Request, Terminal
 from corral.subnets import Plan
 from enforcer.config import Config
@@ -178,6 +180,26 @@ def test_an_interrupt_while_docker_creates_is_taken_when_the_container_is_known(
     assert len(answered) == 1
     assert answered == enforcer.withdrawn
     assert leftovers(invocation, docker_engine) == []
+
+
+def test_an_interrupt_waits_though_another_thread_would_take_it() -> None:
+    done, held = threading.Event(), False
+    other = threading.Thread(target=done.wait)
+    other.start()
+    taken, told = socket.socketpair()
+    told.setblocking(False)
+    before = signal.set_wakeup_fd(told.fileno())
+    try:
+        with taken, told, pytest.raises(KeyboardInterrupt), signals_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert taken.recv(1) == bytes([signal.SIGINT])
+            held = True
+    finally:
+        signal.set_wakeup_fd(before)
+        done.set()
+        other.join()
+    assert held
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_failed_clean_up_is_an_error_but_does_not_hide_another(
