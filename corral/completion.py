@@ -31,11 +31,13 @@ KINDS: Mapping[tuple[str, str], str] = {
     (_ALL, "resume"): "session",
 }
 
+# The scripts run what the PATH names, never the word that is typed: an agent may have left a program called
+# corral in the project, and a key is no wish to run it.
 BASH = """\
 # corral completion bash
 _corral_complete() {
     local IFS=$'\\n'
-    COMPREPLY=($("${COMP_WORDS[0]}" complete bash "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null))
+    COMPREPLY=($(corral complete bash "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null))
 }
 complete -o default -F _corral_complete corral
 """

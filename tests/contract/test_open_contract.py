@@ -28,6 +28,7 @@ from .test_packets import (
     SKELETON,
     UPLINK,
     Hosts,
+    cuts_the_flow,
     grant,
     hosts,
     writer,
@@ -219,24 +220,7 @@ def test_an_element_that_ends_closes(hosts: Hosts, writer: Writer) -> None:
 def test_taking_it_back_cuts_the_flow(hosts: Hosts, writer: Writer) -> None:
     hosts.serve("far", 443)
     opened(writer, INSIDE)
-    flow = hosts.talk(
-        "in",
-        f"""
-import socket, sys
-s = socket.create_connection(("{ALLOWED}", 443), timeout=2)
-s.sendall(b"1"); print(s.recv(1).decode(), flush=True)
-sys.stdin.readline()
-try:
-    s.sendall(b"2"); print(s.recv(1) or "end", flush=True)
-except OSError as error: print("cut", error.errno, flush=True)
-""",
-    )
-    assert flow.hear() == "1"
-    opened(writer)
-    before = hosts.arrived(ALLOWED)
-    flow.say()
-    assert flow.hear().startswith("cut")
-    assert hosts.arrived(ALLOWED) == before
+    cuts_the_flow(hosts, lambda: opened(writer))
 
 
 def test_only_the_owner_of_a_bridge_opens_its_sources(hosts: Hosts, writer: Writer) -> None:

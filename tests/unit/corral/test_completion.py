@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -119,17 +120,25 @@ def test_a_shell_that_is_here_reads_its_script(shell: str) -> None:
     subprocess.run([shell, "-n"], input=SCRIPTS[shell], text=True, check=True)
 
 
-def test_bash_completes_with_it(tmp_path: Path) -> None:
-    program = tmp_path / "corral"
+def test_bash_completes_with_it_and_never_runs_the_word_that_is_typed(tmp_path: Path) -> None:
+    program, left = tmp_path / "corral", tmp_path / "project" / "corral"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m corral.cli "$@"\n')
-    program.chmod(0o755)
+    left.parent.mkdir()
+    left.write_text("#!/bin/sh\ntouch ran; echo prune\n")
+    for each in (program, left):
+        each.chmod(0o755)
     text = f"""{SCRIPTS["bash"]}
-COMP_WORDS=({program} pru) COMP_CWORD=1; _corral_complete; echo "${{COMPREPLY[*]}}"
-COMP_WORDS=({program} prune --im) COMP_CWORD=2; _corral_complete; echo "${{COMPREPLY[*]}}"
-COMP_WORDS=({program} completion "") COMP_CWORD=2; _corral_complete; echo "${{COMPREPLY[*]}}"
-COMP_WORDS=({program} run -- l) COMP_CWORD=3; _corral_complete; echo "${{#COMPREPLY[*]}}"
+COMP_WORDS=(corral pru) COMP_CWORD=1; _corral_complete; echo "${{COMPREPLY[*]}}"
+COMP_WORDS=(corral prune --im) COMP_CWORD=2; _corral_complete; echo "${{COMPREPLY[*]}}"
+COMP_WORDS=(corral completion "") COMP_CWORD=2; _corral_complete; echo "${{COMPREPLY[*]}}"
+COMP_WORDS=(corral run -- l) COMP_CWORD=3; _corral_complete; echo "${{#COMPREPLY[*]}}"
+cd {left.parent}
+COMP_WORDS=(./corral pru) COMP_CWORD=1; _corral_complete
 """
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    root = Path(__file__).parents[3]
     done = subprocess.run(
-        ["bash", "-c", text], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+        ["bash", "-c", text], capture_output=True, text=True, check=True, cwd=root, env=environ
     )
     assert done.stdout.split("\n")[:4] == ["prune", "--images", "bash fish zsh", "0"], done.stderr
+    assert not (left.parent / "ran").exists()
