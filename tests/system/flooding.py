@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from tests.lab import Box
 
 from .host import BASE_POLICY, ENFORCER, Host, Project, until
 
-WRITER = ("corral-netfilter.socket", "corral-netfilter.service")
 HOST_PORT = 9998
 ALLOWED_URL = "https://allowed1.corral.example/"
 
@@ -54,11 +53,43 @@ while True:
 
 @dataclass
 class Sink:
-    """A server on all addresses of the host that counts what it hears."""
+    """Servers on all addresses of the host that count what they hear.
 
-    box: Box
-    path: str
+    Where the engine has a network of its own there is one more, on the addresses of that: the gateway of a sandbox
+    is one of them. It is made anew where the engine is.
+    """
+
+    host: Host
+    port: int
+    paths: list[str] = field(default_factory=list)
+    servers: list[subprocess.Popen[Any]] = field(default_factory=list)
+    networks: list[str] = field(default_factory=list)
     before: int = 0
+
+    def listen(self) -> None:
+        """Listen on the host and in the engine's network, where nobody does so yet."""
+        for entering, network in (
+            ((), "the host's"),
+            (self.host.engine.entering(), self.host.engine.network()),
+        ):
+            if network not in self.networks:
+                self._serve(entering)
+                self.networks.append(network)
+
+    def _serve(self, entering: tuple[str, ...]) -> None:
+        path = f"/tmp/heard-{self.port}-{len(self.paths)}"
+        self.host.root("rm", "-f", path)
+        command = [*entering, "python3", "-c", SINK, str(self.port), path]
+        user = "root" if entering else "dev"
+        server = self.host.box.popen(command, user=user, stdout=subprocess.PIPE, text=True)
+        self.servers.append(server)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        self.paths.append(path)
+
+    def close(self) -> None:
+        for server in self.servers:
+            Box.kill(server)
 
     @property
     def heard(self) -> int:
@@ -69,21 +100,18 @@ class Sink:
         self.before = self._count()
 
     def _count(self) -> int:
-        text = self.box.run(["cat", self.path], check=False).stdout
-        return int(text or 0)
+        heard = [self.host.box.run(["cat", path], check=False).stdout for path in self.paths]
+        return sum(int(text or 0) for text in heard)
 
 
 @contextlib.contextmanager
 def host_sink(host: Host, port: int = HOST_PORT) -> Iterator[Sink]:
-    path = f"/tmp/heard-{port}"
-    host.box.run(["rm", "-f", path])
-    server = host.box.popen(["python3", "-c", SINK, str(port), path], stdout=subprocess.PIPE, text=True)
+    sink = Sink(host, port)
     try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        yield Sink(host.box, path)
+        sink.listen()
+        yield sink
     finally:
-        Box.kill(server)
+        sink.close()
 
 
 @dataclass
@@ -117,10 +145,14 @@ class Flood:
 def controls(host: Host, sink: Sink) -> None:
     """Both counts of 0 could have been more: the same datagrams from Docker's own bridge arrive."""
     host.control(host.internet.addresses["forbidden"])
-    before = sink.heard
-    code = f"import socket\nfor _ in range(5): socket.socket(2, 2).sendto(b'x', ('{host.box.address}', {HOST_PORT}))"
-    host.plain("python3", "-c", code)
-    until(lambda: sink.heard == before + 5, 10, "the host hears an unfenced container")
+    sink.listen()
+    for address in dict.fromkeys([host.box.address, host.engine.address()]):
+        before = sink.heard
+        code = (
+            f"import socket\nfor _ in range(5): socket.socket(2, 2).sendto(b'x', ('{address}', {HOST_PORT}))"
+        )
+        host.plain("python3", "-c", code)
+        until(lambda before=before: sink.heard == before + 5, 10, f"{address} hears an unfenced container")  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -152,21 +184,23 @@ def standing(host: Host) -> Callable[[], bool]:
     """Return a condition: our jumps stand first where they must, the table stands, Docker's chain is hooked."""
 
     def holds() -> bool:
-        listed = host.shell(
+        if not host.engine.network():
+            return False
+        listed = host.netadmin_shell(
             "iptables -S DOCKER-USER | sed -n 2p; iptables -S INPUT | sed -n 2p; nft list chain inet corral forward_backstop",
-            user="root", check=False,
-        ).stdout  # fmt: skip
+            check=False,
+        ).stdout
         return all(word in listed for word in ("CORRAL-OUT", "CORRAL-HOST", "drop"))
 
     return holds
 
 
 def after_each(host: Host, flood: Flood, commands: Sequence[str]) -> dict[str, tuple[float, tuple[int, int]]]:
-    """Run each command as root, wait until the rules stand again; command -> seconds it took and what leaked."""
+    """Run each command as root of the engine's network, wait until the rules stand again; command -> seconds it took and what leaked."""
     found = {}
     for command in commands:
         before = flood.leaked
-        host.shell(command, user="root")
+        host.netadmin_shell(command)
         took = until(standing(host), 20, f"the rules stand after {command}")
         # What was on its way, and what a repair in several steps may have let through.
         time.sleep(0.3)
@@ -183,7 +217,7 @@ def services_back(host: Host) -> Iterator[None]:
     try:
         yield
     finally:
-        host.root("systemctl", "start", *WRITER)
+        host.engine.systemctl("start", *host.engine.writer_units)
         pid = host.enforcer_pid()
         if pid:
             host.root("kill", "-CONT", str(pid), check=False)
@@ -195,7 +229,7 @@ def services_back(host: Host) -> Iterator[None]:
 
 
 def pins(host: Host) -> list[str]:
-    listed = host.root("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
+    listed = host.netadmin("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
     return [line.split()[0] for line in listed.splitlines()]
 
 

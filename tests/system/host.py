@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from tests.lab import Box, Internet, Lab, engines
+
+from .engine_side import WRITER, SystemEngine, engine_side
 
 # Where pipx keeps its environments: that of Debian 12 is older.
 PIPX = f"/home/dev/.local/{'' if engines.chosen().suite == 'bookworm' else 'share/'}pipx"
@@ -145,8 +148,21 @@ class Host:
         self.projects.append(made)
         return made
 
+    @property
+    def engine(self) -> SystemEngine:
+        """Units, settings and network of the engine of this host."""
+        return engine_side(self.box)
+
     def root(self, *argv: str, check: bool = True, **options: Any) -> Done:
         return self.box.run(argv, user="root", check=check, **options)
+
+    def netadmin(self, *argv: str, check: bool = True, **options: Any) -> Done:
+        """Run a program as root in the network where the engine's rules are: a rootless one has its own."""
+        return self.root(*self.engine.entering(), *argv, check=check, **options)
+
+    def netadmin_shell(self, script: str, check: bool = True, timeout: float = 60) -> Done:
+        """Run a script with ``netadmin``. Files are the host's all the same."""
+        return self.netadmin("bash", "-ec", script, check=check, timeout=timeout)
 
     def root_inside(self, container: str, *argv: str, timeout: float = 60) -> Done:
         """Run a program of the box as root, with every capability, in a container's network namespace.
@@ -170,15 +186,17 @@ class Host:
         """Return what the journal holds since a wall time."""
         return self.root("journalctl", "--no-pager", "-o", "cat", f"--since=@{since:.3f}", *words).stdout
 
+    def writer_journal(self, since: float) -> str:
+        """Return what the writer logged since a wall time."""
+        return self.engine.journal(WRITER, since)
+
     def user_journal(self, since: float) -> str:
         """Return what the enforcer logged since a wall time."""
         words = ["journalctl", "--user", "-u", ENFORCER, "--no-pager", "-o", "cat", f"--since=@{since:.3f}"]
         return self.box.run(words).stdout
 
     def restart_docker(self) -> None:
-        # However often: tests are not what systemd's limit is there for.
-        self.root("systemctl", "reset-failed", "docker.service", "docker.socket", check=False)
-        self.root("systemctl", "restart", "docker")
+        self.engine.restart()
 
     def wait_enforcer(self) -> None:
         def answers() -> bool:
@@ -209,6 +227,26 @@ class Host:
         before = self.internet.packets(address, "udp")
         self.plain("python3", "-c", FLOOD, address, "0.2")
         assert self.internet.packets(address, "udp") > before + 100
+
+    @contextlib.contextmanager
+    def engine_options(self, **options: object) -> Iterator[None]:
+        """Docker with other options of its daemon.json for the length of a block; then all sandboxes have ended."""
+        path = self.engine.daemon_json
+        former = self.root("cat", path, check=False).stdout
+        text = json.dumps({**json.loads(former or "{}"), **options})
+        self.box.write(path, text, owner=self.engine.user)
+        try:
+            self.restart_docker()
+            self.wait_enforcer()
+            yield
+        finally:
+            self.end_projects()
+            if former:
+                self.box.write(path, former, owner=self.engine.user)
+            else:
+                self.root("rm", "-f", path)
+            self.restart_docker()
+            self.wait_enforcer()
 
     def end_projects(self) -> None:
         while self.projects:

@@ -29,7 +29,6 @@ from .tamper import ALL_ROOT_OWNED, NOTES, SECRETS, Tampering
 CHECKER = "/usr/local/bin/corral-verify"
 PROBE = "192.0.2.1"
 BENCH = "/home/dev/bench"
-WRITER = ("corral-netfilter.socket", "corral-netfilter.service")
 WORKERS = 3
 
 POLICY = f"""\
@@ -157,7 +156,7 @@ class Bench:
             f"add -exist corral-host {place.address},tcp:{port},{self.gateway}"
             for port in told["host_services"]
         ]
-        self.host.root("ipset", "restore", input="\n".join(rows) + "\n")
+        self.host.netadmin("ipset", "restore", input="\n".join(rows) + "\n")
         return place
 
     def body(self, place: Place) -> dict[str, Any]:
@@ -286,10 +285,10 @@ def prepared(lab: Lab, host: Host) -> Iterator[Bench]:
         )
         stack.callback(host.wait_enforcer)
         stack.callback(host.user_systemctl, "start", ENFORCER)
-        stack.callback(host.root, "systemctl", "start", *WRITER)
+        stack.callback(host.engine.systemctl, "start", *host.engine.writer_units)
         host.user_systemctl("stop", ENFORCER)
         # It takes out what the service has not asked for; its rules stay.
-        host.root("systemctl", "stop", *WRITER)
+        host.engine.systemctl("stop", *host.engine.writer_units)
         yield bench
 
 

@@ -160,7 +160,7 @@ def test_an_upgrade_under_a_running_sandbox_opens_nothing_and_loses_no_stream(
     units = host.root("sh", "-c", "cat /etc/systemd/system/corral-*").stdout
     assert directories[0] in units
     assert old_directory not in units
-    assert "--hashlimit-upto 21/sec" in host.root("iptables", "-S", "CORRAL-DENY").stdout
+    assert "--hashlimit-upto 21/sec" in host.netadmin("iptables", "-S", "CORRAL-DENY").stdout
     assert version_of_writer(host) == NEW
     host.wait_enforcer()
     host.box.wait_for(lambda: project.sandbox["sessions"][0]["state"] == "running", timeout=20)
@@ -184,7 +184,7 @@ def test_an_upgrade_that_is_killed_anywhere_opens_nothing_and_the_next_one_ends_
     for where, code in POINTS.items():
         done = host.root("/usr/bin/python3", "-I", "-", input=head + CUT + code + mark + tail, check=False)
         assert done.returncode in (-9, 137), (where, done)
-        assert "CORRAL-OUT" in host.root("iptables", "-S", "DOCKER-USER").stdout, where
+        assert "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout, where
         assert host.internet.packets(host.internet.addresses["forbidden"]) == 0, where
         assert project.started[0].poll() is None, where
     host.box.run(["corral", "install"], timeout=180)

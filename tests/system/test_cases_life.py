@@ -18,7 +18,7 @@ def test_rules_follow_a_sandbox_that_is_paused_and_renamed(host: Host) -> None:
         held = [f"{session['address']},tcp:443,{address}" for address in ("203.0.113.10", "203.0.113.20")]
 
         def elements() -> list[str]:
-            listed = host.root("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
+            listed = host.netadmin("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
             return sorted(line.split()[0] for line in listed.splitlines())
 
         assert elements() == held

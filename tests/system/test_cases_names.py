@@ -31,7 +31,7 @@ def policy(*names: str, more: str = "") -> str:
 def held(host: Host, project: Project) -> set[tuple[str, int]]:
     """Return (destination, port) of what the kernel holds for the project's sandbox."""
     name = project.path.rpartition("/")[2]
-    listed = host.root("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
+    listed = host.netadmin("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
     rows = [line.split()[0].split(",") for line in listed.splitlines() if f'"{name}-' in line]
     return {(row[2], int(row[1].removeprefix("tcp:"))) for row in rows}
 

@@ -66,7 +66,7 @@ def test_of_an_allowed_address_only_the_declared_port_answers_and_the_rest_is_re
     assert {kind: spent for kind, spent in took.items() if spent is None} == {}
     # The control: from the host each kind arrives.
     plain = KINDS.replace("socket.create_connection((target, 443), timeout=3).close()", "")
-    host.root("python3", "-c", plain, allowed, timeout=90)
+    host.netadmin("python3", "-c", plain, allowed, timeout=90)
     kinds = {key[0] for key in host.internet.all_packets() if key[1] == allowed}
     assert {"icmp", "udp", "sctp", "gre"} <= kinds, kinds
 
@@ -80,7 +80,7 @@ def test_frames_with_the_address_of_another_sandbox_are_dropped(host: Host) -> N
     neighbour.start("sh", "-c", "touch up; sleep 120", marker="up")
     own = project.sandbox["sessions"][0]["container"]
     lent = neighbour.sandbox["sessions"][0]["address"]
-    assert f"{lent},tcp:443,{allowed}" in host.root("ipset", "list", "corral-pins").stdout
+    assert f"{lent},tcp:443,{allowed}" in host.netadmin("ipset", "list", "corral-pins").stdout
     spoof = f"""
 import socket, struct
 def syn(src, dst):
@@ -95,7 +95,7 @@ for _ in range(50): s.sendto(syn("{lent}", "{allowed}"), ("{allowed}", 0))
     host.internet.reset_counters()
     host.root_inside(own, "python3", "-c", spoof)
     assert host.internet.packets(allowed) == 0
-    counted = host.root("nft", "list", "chain", "inet", "corral", "anti_spoof").stdout
+    counted = host.netadmin("nft", "list", "chain", "inet", "corral", "anti_spoof").stdout
     dropped = [line for line in counted.splitlines() if "fib saddr" in line]
     assert any(" packets 0 " not in line for line in dropped), counted
     # The control: from the one whose address it is, the same frames arrive.
@@ -185,7 +185,7 @@ def test_flows_end_when_the_name_they_went_to_leaves_the_policy(host: Host) -> N
     process = project.start("sh", "-c", "python3 flow.py > flow; sleep 60", marker="open")
     session = project.sandbox["sessions"][0]
     element = f"{session['address']},tcp:443,203.0.113.20"
-    assert element in host.root("ipset", "list", "corral-pins").stdout
+    assert element in host.netadmin("ipset", "list", "corral-pins").stdout
     before = host.internet.packets("203.0.113.20")
     # A session's policy is what its labels say; it ends with the session, here while the flow is open.
     socket_path = "/run/user/1000/corral/enforcer.sock"
@@ -196,7 +196,9 @@ def test_flows_end_when_the_name_they_went_to_leaves_the_policy(host: Host) -> N
     from .host import PYTHON
 
     host.box.run([PYTHON, "-c", code])
-    until(lambda: element not in host.root("ipset", "list", "corral-pins").stdout, 10, "the entry is gone")
+    until(
+        lambda: element not in host.netadmin("ipset", "list", "corral-pins").stdout, 10, "the entry is gone"
+    )
     after = host.internet.packets("203.0.113.20")
     project.write("go", "")
     host.box.wait_for(lambda: project.exists("flow") and project.read("flow"), timeout=20)

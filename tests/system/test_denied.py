@@ -308,7 +308,7 @@ def test_metrics_are_what_prometheus_reads_and_move_with_what_happens(host: Host
     assert samples['corral_refreshes_total{result="answered"}'] >= 2
     assert samples["corral_apply_seconds_count"] >= 1
     repairs = samples["corral_repairs_total"]
-    host.root("iptables", "-F", "DOCKER-USER")
+    host.netadmin("iptables", "-F", "DOCKER-USER")
     until(lambda: scraped(host)["corral_repairs_total"] > repairs, 10, "the repair is counted")
     told = project.corral("metrics").stdout
     assert told.startswith("# HELP corral_")

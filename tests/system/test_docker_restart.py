@@ -50,7 +50,7 @@ def test_a_session_outlives_docker_and_nothing_of_its_output_is_lost(live_restor
     if how == "restart":
         host.restart_docker()
     else:
-        pid = host.root("systemctl", "show", "-P", "MainPID", "docker").stdout.strip()
+        pid = host.engine.systemctl("show", "-P", "MainPID", "docker").stdout.strip()
         host.root("kill", "-9", pid)
     assert ended(host, project) == 7
     assert project.read("out").splitlines() == [f"line {number}" for number in range(1, LINES + 1)]

@@ -14,8 +14,8 @@ DAEMON = "/etc/docker/daemon.json"
 
 
 def restart_docker(host: Host) -> None:
-    host.root("systemctl", "reset-failed", "docker.service", check=False)
-    host.root("systemctl", "restart", "docker", timeout=120)
+    host.engine.systemctl("reset-failed", "docker.service", check=False)
+    host.engine.systemctl("restart", "docker", timeout=120)
     host.box.wait_for(["docker", "version"], timeout=60)
 
 
@@ -47,7 +47,7 @@ def test_nothing_leaves_while_the_engine_restarts_under_a_running_sandbox(live_r
     with flooding(host, "live-restore") as flood:
         for _ in range(2):
             restart_docker(host)
-        host.root("systemctl", "kill", "-s", "KILL", "--kill-whom=main", "docker.service")
+        host.engine.systemctl("kill", "-s", "KILL", "--kill-whom=main", "docker.service")
         host.box.wait_for(["docker", "version"], timeout=60)
         until(standing(host), 20, "the rules stand")
         assert flood.leaked == (0, 0)
@@ -73,7 +73,7 @@ def test_nothing_leaves_while_the_engine_takes_its_containers_along(host: Host) 
         assert host.internet.packets(forbidden) == 0
         host.wait_enforcer()
         project.corral("down")
-        assert host.root("ipset", "list", "corral-pins").stdout.rstrip().endswith("Members:")
+        assert host.netadmin("ipset", "list", "corral-pins").stdout.rstrip().endswith("Members:")
         assert "203.0.113.10" in project.inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout
         controls(host, sink)
 

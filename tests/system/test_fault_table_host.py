@@ -25,7 +25,7 @@ RULES_OF_A_HOST = (
 def test_a_host_that_saves_and_restores_marks_hands_ours_to_nobody(host: Host) -> None:
     try:
         for rule in RULES_OF_A_HOST:
-            host.shell(f"iptables {rule}", user="root")
+            host.netadmin_shell(f"iptables {rule}")
         with flooding(host, "connmark") as flood:
             # A flow that passed, whose mark the host saved and restores to each of its packets.
             script = (
@@ -39,16 +39,16 @@ def test_a_host_that_saves_and_restores_marks_hands_ours_to_nobody(host: Host) -
             )
             flood.project.write("flow.py", script)
             process = flood.project.start("sh", "-c", "python3 flow.py > flow", marker="open")
-            host.root("ipset", "flush", "corral-pins")
+            host.netadmin("ipset", "flush", "corral-pins")
             # Past our own chains: what is left is the mark. Older engines move DOCKER-USER to the top with each network.
-            host.root("iptables", "-I", "FORWARD", "1", "-j", "ACCEPT")
+            host.netadmin("iptables", "-I", "FORWARD", "1", "-j", "ACCEPT")
             before = host.internet.packets("203.0.113.10", "tcp")
             flood.project.write("go", "")
             process.wait(30)
             assert flood.project.read("flow").startswith("cut")
             assert host.internet.packets("203.0.113.10", "tcp") == before
-            host.root("iptables", "-D", "FORWARD", "-j", "ACCEPT")
-            host.root("systemctl", "restart", "corral-netfilter")
+            host.netadmin("iptables", "-D", "FORWARD", "-j", "ACCEPT")
+            host.engine.systemctl("restart", "corral-netfilter")
             host.wait_enforcer()
             flood.works()
     finally:
@@ -56,8 +56,8 @@ def test_a_host_that_saves_and_restores_marks_hands_ours_to_nobody(host: Host) -
             undo = rule.replace("-I PREROUTING 1", "-D PREROUTING").replace(
                 "-I POSTROUTING 1", "-D POSTROUTING"
             )
-            host.shell(f"iptables {undo}", user="root", check=False)
-        host.root("iptables", "-D", "FORWARD", "-j", "ACCEPT", check=False)
+            host.netadmin_shell(f"iptables {undo}", check=False)
+        host.netadmin("iptables", "-D", "FORWARD", "-j", "ACCEPT", check=False)
 
 
 LISTEN = """\
@@ -85,7 +85,7 @@ def test_two_sessions_of_one_bridge_stay_apart_while_bridge_filtering_is_off(hos
         )
         address = max(s["address"] for s in flood.project.sandbox["sessions"])
         assert other
-        host.root("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
+        host.netadmin("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
         flood.project.inside(
             "bash", "-c", f"for i in $(seq 200); do echo x >/dev/udp/{address}/7777; done 2>/dev/null; true"
         )
@@ -148,7 +148,7 @@ def test_a_full_set_refuses_a_start_and_cuts_nobody(host: Host) -> None:
     with flooding(host, "set-full") as flood:
         fresh = host.project("no-room")
         fresh.inside("true")
-        saved = host.root("ipset", "save", "corral-pins").stdout
+        saved = host.netadmin("ipset", "save", "corral-pins").stdout
         # As root, with the same content and room for nothing more.
         count = saved.count("\nadd ")
         create = saved.splitlines()[0].replace("create corral-pins", "create corral-small")
@@ -159,8 +159,8 @@ def test_a_full_set_refuses_a_start_and_cuts_nobody(host: Host) -> None:
             for line in saved.splitlines()
             if line.startswith("add ")
         ]
-        host.root("ipset", "restore", input="\n".join([" ".join(words), *adds]) + "\n")
-        host.root("ipset", "swap", "corral-small", "corral-pins")
+        host.netadmin("ipset", "restore", input="\n".join([" ".join(words), *adds]) + "\n")
+        host.netadmin("ipset", "swap", "corral-small", "corral-pins")
         try:
             done = fresh.inside("touch", "ran", check=False)
             assert done.returncode == 1
@@ -169,8 +169,8 @@ def test_a_full_set_refuses_a_start_and_cuts_nobody(host: Host) -> None:
             assert fresh.containers() == []
             assert flood.leaked == (0, 0)
         finally:
-            host.root("ipset", "swap", "corral-small", "corral-pins")
-            host.root("ipset", "destroy", "corral-small")
+            host.netadmin("ipset", "swap", "corral-small", "corral-pins")
+            host.netadmin("ipset", "destroy", "corral-small")
         fresh.inside("touch", "ran")
         assert fresh.exists("ran")
         flood.works()
@@ -299,7 +299,7 @@ def test_ports_that_other_containers_publish_are_closed_to_a_sandbox(host: Host,
             # Refused, each of them: 28 would be a timeout.
             assert codes[:-1] == ["7"] * len(targets)
             # Engines since 28 let no packet to a container's own address in from another bridge, before any of our rules.
-            dropped = host.root("iptables", "-t", "raw", "-S", "PREROUTING").stdout
+            dropped = host.netadmin("iptables", "-t", "raw", "-S", "PREROUTING").stdout
             assert codes[-1] == ("28" if f"-d {inner}/32" in dropped else "7")
             assert host.plain(*curl, f"http://{inner}/").returncode == 0
         finally:
@@ -309,8 +309,8 @@ def test_ports_that_other_containers_publish_are_closed_to_a_sandbox(host: Host,
 @pytest.mark.fault("route_localnet=1")
 def test_loopback_of_the_host_is_out_of_reach_where_it_is_routed(host: Host) -> None:
     name = "net.ipv4.conf.all.route_localnet"
-    former = host.root("sysctl", "-n", name).stdout.strip()
-    host.root("sysctl", "-w", f"{name}=1")
+    former = host.netadmin("sysctl", "-n", name).stdout.strip()
+    host.netadmin("sysctl", "-w", f"{name}=1")
     try:
         with flooding(host, "localnet") as flood, host_sink(host, 9997) as loopback:
             # Root inside, with raw frames: to the gateway's hardware address, for 127.0.0.1.
@@ -325,7 +325,7 @@ def test_loopback_of_the_host_is_out_of_reach_where_it_is_routed(host: Host) -> 
             )
             until(lambda: loopback.heard > 0, 10, "a plain container reaches the host's loopback")
     finally:
-        host.root("sysctl", "-w", f"{name}={former}")
+        host.netadmin("sysctl", "-w", f"{name}={former}")
 
 
 FRAME = """

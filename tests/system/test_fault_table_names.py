@@ -22,7 +22,7 @@ def names(host: Host) -> Iterator[NameServer]:
 
 def addresses(host: Host, name: str) -> list[str]:
     """Return what the kernel holds for the sandbox's names: the destinations of its elements."""
-    listed = host.root("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
+    listed = host.netadmin("ipset", "list", "corral-pins").stdout.partition("Members:\n")[2]
     return sorted({line.split()[0].split(",")[2] for line in listed.splitlines() if name in line})
 
 

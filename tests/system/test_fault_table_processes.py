@@ -10,7 +10,6 @@ import pytest
 
 from .flooding import (
     ALLOWED_URL,
-    WRITER,
     controls,
     flooding,
     host_sink,
@@ -30,7 +29,7 @@ STARTS = 400
 
 
 def writer_pid(host: Host) -> str:
-    return host.root("systemctl", "show", "-P", "MainPID", "corral-netfilter").stdout.strip()
+    return str(host.engine.writer_pid())
 
 
 @pytest.mark.case(26)
@@ -81,7 +80,7 @@ def test_an_address_taken_over_while_nobody_looks_reaches_nothing_forbidden(host
     network = project.sandbox["network"]
     address, container = (project.sandbox["sessions"][0][key] for key in ("address", "container"))
     host.user_systemctl("stop", ENFORCER)
-    host.root("systemctl", "stop", *WRITER)
+    host.engine.systemctl("stop", *host.engine.writer_units)
     host.internet.reset_counters()
     host.box.run(["docker", "rm", "-f", container])
     with host_sink(host) as sink:
@@ -97,7 +96,7 @@ def test_an_address_taken_over_while_nobody_looks_reaches_nothing_forbidden(host
         assert host.internet.packets(forbidden) == host.internet.packets(allowed, "udp") == sink.heard == 0
         # The entries of the one who had the address before go as soon as somebody looks.
         last = stranger(host, network, "sleep", "300", options=("--ip", address))
-        host.root("systemctl", "start", *WRITER)
+        host.engine.systemctl("start", *host.engine.writer_units)
         host.user_systemctl("start", ENFORCER)
         until(lambda: not [pin for pin in pins(host) if pin.startswith(f"{address},")], 20, "entries go")
         until(
@@ -187,9 +186,9 @@ def test_many_brief_sandboxes_leave_nothing_behind(host: Host) -> None:
 @pytest.mark.fault("both down")
 def test_a_flood_meets_the_rules_while_both_processes_are_down(host: Host) -> None:
     with flooding(host, "both-down") as flood:
-        host.root("systemctl", "kill", "-s", "KILL", "corral-netfilter")
+        host.engine.systemctl("kill", "-s", "KILL", "corral-netfilter")
         host.user_systemctl("kill", "-s", "KILL", ENFORCER)
-        host.root("systemctl", "stop", *WRITER)
+        host.engine.systemctl("stop", *host.engine.writer_units)
         host.user_systemctl("stop", ENFORCER)
         for command in (
             "iptables -F DOCKER-USER",
@@ -199,9 +198,9 @@ def test_a_flood_meets_the_rules_while_both_processes_are_down(host: Host) -> No
             host.shell(command, user="root")
         time.sleep(2)
         assert flood.leaked == (0, 0)
-        host.root("systemctl", "start", *WRITER)
+        host.engine.systemctl("start", *host.engine.writer_units)
         until(standing(host), 20, "the rules stand")
-        host.shell("iptables -D FORWARD -j ACCEPT; iptables -D INPUT -j ACCEPT", user="root")
+        host.netadmin_shell("iptables -D FORWARD -j ACCEPT; iptables -D INPUT -j ACCEPT")
         host.user_systemctl("start", ENFORCER)
         host.wait_enforcer()
         flood.works()

@@ -32,9 +32,9 @@ def docker_again(host: Host) -> Iterator[Host]:
         yield host
     finally:
         for table in ("filter", "nat", "mangle"):
-            host.root("iptables", "-t", table, "-P", "OUTPUT", "ACCEPT", check=False)
-        host.shell("while iptables -D FORWARD -j ACCEPT; do :; done 2>/dev/null || true", user="root")
-        host.shell("while iptables -D INPUT -j ACCEPT; do :; done 2>/dev/null || true", user="root")
+            host.netadmin("iptables", "-t", table, "-P", "OUTPUT", "ACCEPT", check=False)
+        host.netadmin_shell("while iptables -D FORWARD -j ACCEPT; do :; done 2>/dev/null || true")
+        host.netadmin_shell("while iptables -D INPUT -j ACCEPT; do :; done 2>/dev/null || true")
         host.restart_docker()
 
 
@@ -65,7 +65,7 @@ def test_nothing_leaves_while_others_flush_and_insert(docker_again: Host) -> Non
         )
         assert {leaked for _, leaked in found.values()} == {(0, 0)}
         # Not left alone with the backstop: what was mended is told.
-        told = host.journal("-u", "corral-netfilter", since=since)
+        told = host.writer_journal(since)
         assert "DOCKER-USER (IPv4 filter) lacks our rules at its top" in told
         assert "INPUT (IPv4 filter) lacks our rules at its top" in told
 
@@ -100,7 +100,7 @@ def test_a_table_that_cannot_be_held_is_mended_and_nothing_leaves_from_then_on(d
 @pytest.mark.fault("nft flush ruleset")
 def test_nobody_else_changes_the_table_that_holds(host: Host) -> None:
     for command in ("delete table inet corral", "flush chain inet corral forward_backstop"):
-        done = host.root("nft", *command.split(), check=False)
+        done = host.netadmin("nft", *command.split(), check=False)
         assert "Operation not permitted" in done.stderr
     assert standing(host)()
 
@@ -109,15 +109,17 @@ def test_nobody_else_changes_the_table_that_holds(host: Host) -> None:
 @pytest.mark.fault("nft flush ruleset while the writer is away")
 def test_a_writer_that_comes_back_takes_the_table_again(docker_again: Host) -> None:
     host = docker_again
-    host.root("systemctl", "restart", "corral-netfilter")
+    host.engine.systemctl("restart", "corral-netfilter")
     until(
-        lambda: host.root("nft", "add", "chain", "inet", "corral", "foreign", check=False).returncode != 0,
+        lambda: (
+            host.netadmin("nft", "add", "chain", "inet", "corral", "foreign", check=False).returncode != 0
+        ),
         20,
         "the table is held again",
     )
     # Flushed while nobody held it: the next writer makes it anew and holds it.
-    host.root("systemctl", "stop", "corral-netfilter.socket", "corral-netfilter.service")
-    host.root("nft", "flush", "ruleset")
-    host.root("systemctl", "start", "corral-netfilter.socket", "corral-netfilter.service")
+    host.engine.systemctl("stop", "corral-netfilter.socket", "corral-netfilter.service")
+    host.netadmin("nft", "flush", "ruleset")
+    host.engine.systemctl("start", "corral-netfilter.socket", "corral-netfilter.service")
     until(standing(host), 20, "the rules stand")
-    assert host.root("nft", "delete", "table", "inet", "corral", check=False).returncode != 0
+    assert host.netadmin("nft", "delete", "table", "inet", "corral", check=False).returncode != 0

@@ -48,7 +48,7 @@ def tools(host: Host) -> Iterator[Host]:
         yield host
     finally:
         put_back(host)
-        host.root("systemctl", "restart", "corral-netfilter")
+        host.engine.systemctl("restart", "corral-netfilter")
         until(standing(host), 30, "the rules stand")
 
 
@@ -68,8 +68,8 @@ def test_a_missing_tool_refuses_a_start_and_opens_nothing(tools: Host, tool: str
         assert fresh.containers() == []
         assert flood.leaked == (0, 0)
         put_back(host)
-        host.root("systemctl", "reset-failed", "corral-netfilter.service", check=False)
-        host.root("systemctl", "restart", "corral-netfilter")
+        host.engine.systemctl("reset-failed", "corral-netfilter.service", check=False)
+        host.engine.systemctl("restart", "corral-netfilter")
         host.wait_enforcer()
         fresh.inside("touch", "ran")
         assert fresh.exists("ran")
@@ -88,7 +88,7 @@ def test_a_tool_that_fails_once_is_survived_wherever_it_happens(tools: Host) -> 
                 host.box.write(f"{BIN}/{tool}", text, owner="root", mode=0o755)
                 # Something to mend, as often as it takes to get to the k-th call, and something to grant.
                 for _ in range(k):
-                    host.shell("iptables -F DOCKER-USER; ip6tables -F INPUT", user="root", check=False)
+                    host.netadmin_shell("iptables -F DOCKER-USER; ip6tables -F INPUT", check=False)
                     until(standing(host), 30, f"the rules stand while call {k} of {tool} fails")
                 marker = f"ran-{tool}-{k}"
                 done = flood.project.inside("touch", marker, check=False)
@@ -149,7 +149,7 @@ def test_two_of_everything_at_once_end_in_one_state(host: Host) -> None:
             )
         until(standing(host), 20, "the rules stand")
         for chain, word in (("DOCKER-USER", "CORRAL-OUT"), ("INPUT", "CORRAL-HOST")):
-            assert host.root("iptables", "-S", chain).stdout.count(word) == 1
+            assert host.netadmin("iptables", "-S", chain).stdout.count(word) == 1
         # Two starts at once of one sandbox, which apply at once.
         done = host.shell(
             f"cd {flood.project.path}; seq 3 | xargs -P 3 -I N corral run -- sh -c "

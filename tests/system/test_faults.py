@@ -79,10 +79,10 @@ def test_a_flushed_docker_user_lets_nothing_out_and_is_mended_within_a_second(ho
     since = time.time()
     took = []
     for _ in range(3):
-        host.root("iptables", "-F", "DOCKER-USER")
+        host.netadmin("iptables", "-F", "DOCKER-USER")
         took.append(
             until(
-                lambda: "CORRAL-OUT" in host.root("iptables", "-S", "DOCKER-USER").stdout,
+                lambda: "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout,
                 10,
                 "the jump is back",
             )
@@ -92,7 +92,7 @@ def test_a_flushed_docker_user_lets_nothing_out_and_is_mended_within_a_second(ho
     assert max(took) < 1
     assert int(project.read("flooded")) > 10_000
     assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
-    told = host.journal("-u", "corral-netfilter", since=since)
+    told = host.writer_journal(since)
     assert "healed after a change by others" in told
     assert told.count("DOCKER-USER (IPv4 filter) lacks our rules") >= 3
     host.control(forbidden)
@@ -137,10 +137,11 @@ def test_entries_are_withdrawn_when_the_container_dies(host: Host) -> None:
     project = host.project("die")
     process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
     session = project.sandbox["sessions"][0]
-    assert f"{session['address']},tcp:443," in host.root("ipset", "list", "corral-pins").stdout
+    assert f"{session['address']},tcp:443," in host.netadmin("ipset", "list", "corral-pins").stdout
     host.box.run(["docker", "kill", session["container"]])
     host.box.wait_for(
-        lambda: f"{session['address']}," not in host.root("ipset", "list", "corral-pins").stdout, timeout=10
+        lambda: f"{session['address']}," not in host.netadmin("ipset", "list", "corral-pins").stdout,
+        timeout=10,
     )
     process.wait(timeout=20)
     assert process.returncode == 137
@@ -155,17 +156,14 @@ def test_killing_the_writer_opens_nothing_and_keeps_claims(host: Host) -> None:
     # It stays until it is told to end: on a slow machine the flood is over before the claims are looked at.
     flood = f"python3 flood.py {forbidden} 5 > flooded; until [ -e end ]; do sleep 0.1; done"
     process = project.start("sh", "-c", f"touch up; {flood}", marker="up")
-    pid = host.root("systemctl", "show", "-P", "MainPID", "corral-netfilter").stdout.strip()
+    pid = str(host.engine.writer_pid())
     host.root("kill", "-9", pid)
     host.box.wait_for(
-        lambda: (
-            host.root("systemctl", "show", "-P", "MainPID", "corral-netfilter").stdout.strip()
-            not in ("0", pid)
-        ),
+        lambda: str(host.engine.writer_pid()) not in ("0", pid),
         timeout=20,
     )
     host.wait_enforcer()
-    elements = host.root("ipset", "list", "corral-pins").stdout
+    elements = host.netadmin("ipset", "list", "corral-pins").stdout
     assert f"{project.sandbox['sessions'][0]['address']},tcp:443,203.0.113.10" in elements
     project.write("end", "")
     process.wait(timeout=30)
@@ -179,8 +177,8 @@ def test_stopping_and_starting_the_writer_cuts_no_stream(host: Host) -> None:
     project = host.project("writer-stop")
     project.write("stream.py", STREAM.replace("count=120", "count=40"))
     process = project.start("python3", "stream.py", marker="streaming")
-    host.root("systemctl", "stop", "corral-netfilter.service")
-    host.root("systemctl", "start", "corral-netfilter.service")
+    host.engine.systemctl("stop", "corral-netfilter.service")
+    host.engine.systemctl("start", "corral-netfilter.service")
     process.wait(timeout=30)
     stream = json.loads(project.read("stream.json"))
     assert stream["error"] is None, stream
@@ -198,7 +196,7 @@ def test_a_restarted_container_gets_its_entries_again(host: Host) -> None:
     try:
         host.box.run(["docker", "restart", "-t", "1", session["container"]])
         element = f"{session['address']},tcp:443,203.0.113.10"
-        host.box.wait_for(lambda: element in host.root("ipset", "list", "corral-pins").stdout, timeout=10)
+        host.box.wait_for(lambda: element in host.netadmin("ipset", "list", "corral-pins").stdout, timeout=10)
         networks = ["docker", "inspect", "-f", "{{json .NetworkSettings.Networks}}", session["container"]]
         assert list(json.loads(host.box.run(networks).stdout)) == [project.sandbox["network"]]
         assert "disconnected" not in host.user_journal(since)

@@ -94,7 +94,7 @@ def test_the_gate_is_counted_as_denied(host: Host) -> None:
 
     host.box.wait_for(listed, timeout=10)
     # And counted by the kernel for exactly this container.
-    counted = host.root("ipset", "list", "corral-denied").stdout
+    counted = host.netadmin("ipset", "list", "corral-denied").stdout
     (line,) = [line for line in counted.splitlines() if line.startswith(f"{address} ")]
     assert int(line.partition("packets ")[2].split()[0]) > 0
     # What the user sees without being asked is what the agent tried.
@@ -112,8 +112,7 @@ def tampered(
     session is over, lets the services go on, and returns the session's address.
     """
     known = {row["address"] for row in project.sandbox["sessions"]}
-    unit = "corral-netfilter.service"
-    pids = [str(host.enforcer_pid()), host.root("systemctl", "show", "-P", "MainPID", unit).stdout.strip()]
+    pids = [str(host.enforcer_pid()), str(host.engine.writer_pid())]
     first = "sed -n 's/^\\([0-9.]*\\),tcp:443,203.0.113.10 .*/\\1/p'"
     others = " ".join(f"-e {text}" for text in ("-", *sorted(known)))
     links = f"ip -o link show master {project.sandbox['bridge']} | wc -l"
@@ -123,7 +122,8 @@ def tampered(
         f"kill -STOP {' '.join(pids)}; source=$(ipset list corral-pins | {first} | grep -vxF {others}); "
         f"for port in {' '.join(ports)}; do ipset add corral-pins $source,$port,{address}; done; echo $source"
     )
-    vandal = host.box.popen(["sh", "-c", script], user="root", stdout=subprocess.PIPE, text=True)
+    command = [*host.engine.entering(), "sh", "-c", script]
+    vandal = host.box.popen(command, user="root", stdout=subprocess.PIPE, text=True)
     assert vandal.stdout is not None
     assert vandal.stdout.readline() == "ready\n"
     before = set(project.containers())
@@ -140,7 +140,7 @@ def tampered(
         assert source, "the session's entries were never seen"
         host.box.wait_for(over, timeout=60)
         # It is still there: nobody took it away meanwhile.
-        assert f"{source},{ports[0]},{address} " in host.root("ipset", "list", "corral-pins").stdout
+        assert f"{source},{ports[0]},{address} " in host.netadmin("ipset", "list", "corral-pins").stdout
         host.root("kill", "-CONT", *pids)
         return source
 
@@ -177,8 +177,8 @@ def paused(host: Host, project: Project, *words: str) -> Done:
     assert host.internet.packets(PROBE, "tcp", 443) > 0
     entry = f"{source} -> {PROBE}:443/tcp"
     told = f"removed from corral-pins, where nobody asked for it: {entry}"
-    host.box.wait_for(lambda: told in host.journal("-u", "corral-netfilter", since=since), timeout=60)
-    assert f",{PROBE} " not in host.root("ipset", "list", "corral-pins").stdout
+    host.box.wait_for(lambda: told in host.writer_journal(since), timeout=60)
+    assert f",{PROBE} " not in host.netadmin("ipset", "list", "corral-pins").stdout
     return Done(words, process.returncode, stdout, stderr)
 
 

@@ -109,9 +109,9 @@ def recovered(host: Host) -> None:
     """Return once everything answers again."""
     # Otherwise systemd waits longer before each further start, and gives Docker up after the third in a minute.
     host.user_systemctl("reset-failed", ENFORCER, check=False)
-    host.root("systemctl", "reset-failed", "docker.service", "docker.socket", check=False)
+    host.engine.systemctl("reset-failed", "docker.service", "docker.socket", check=False)
     if pid_of(host, "dockerd") == 0:
-        host.root("systemctl", "start", "docker", check=False)
+        host.engine.systemctl("start", "docker", check=False)
     until(lambda: host.box.run(["docker", "version"], check=False).returncode == 0, 60, "Docker answers")
     for victim in ("enforcer", "writer"):
         until(lambda victim=victim: pid_of(host, victim) != 0, 60, f"the {victim} runs")  # type: ignore[misc]
@@ -152,7 +152,7 @@ def converged(host: Host, starter: Project) -> None:
     known = {session["address"] for row in rows for session in row["sessions"]}
 
     def strays() -> set[str]:
-        listed = host.root("ipset", "list", "corral-pins").stdout.splitlines()
+        listed = host.netadmin("ipset", "list", "corral-pins").stdout.splitlines()
         return {line.partition(",")[0] for line in listed if ",tcp:" in line} - known
 
     until(lambda: not strays(), 70, "no element is left of a session that is gone")
@@ -194,7 +194,7 @@ def live_restore(host: Host) -> Iterator[None]:
     before = host.root("cat", DAEMON, check=False)
     body = json.loads(before.stdout) if before.returncode == 0 else {}
     host.box.write(DAEMON, json.dumps({**body, "live-restore": True}), owner="root")
-    host.root("systemctl", "reload", "docker")
+    host.engine.systemctl("reload", "docker")
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ def leaving(host: Host) -> Iterator[Host]:
         yield host
     finally:
         host.end_projects()
-        host.root("systemctl", "start", "docker.socket", "docker", check=False)
+        host.engine.systemctl("start", "docker.socket", "docker", check=False)
         host.box.write(f"{host.box.home}/.config/corral/enforcer.toml", CONFIG)
         uninstall(host, "--yes", "--force")
         host.box.run(["corral", "install"], timeout=180)
@@ -166,7 +166,7 @@ def test_it_works_while_docker_is_down_and_says_what_is_left_in_it(leaving: Host
     host = leaving
     project = host.project("dockerdown")
     project.inside("true", timeout=600)
-    host.root("systemctl", "stop", "docker.socket", "docker")
+    host.engine.systemctl("stop", "docker.socket", "docker")
     done = uninstall(host, "--yes")
     assert "when Docker runs again: corral uninstall" in done.stdout
     # The bridge is gone; what is left of Docker's own rules for it is Docker's.
@@ -175,7 +175,7 @@ def test_it_works_while_docker_is_down_and_says_what_is_left_in_it(leaving: Host
     ours = [line for line in rules if re.search("CORRAL|corral:|^corral|inet corral", line)]
     assert ours == []
     assert host.root("sh", "-c", "ls -d /opt/corral /run/corral* /var/lib/corral", check=False).stdout == ""
-    host.root("systemctl", "start", "docker.socket", "docker")
+    host.engine.systemctl("start", "docker.socket", "docker")
     networks = host.box.run(["docker", "network", "ls", "--format", "{{.Name}}"])
     assert "corral" in networks.stdout
     done = uninstall(host, "--yes")
@@ -191,10 +191,10 @@ def test_containers_that_outlive_docker_keep_their_rules(leaving: Host) -> None:
     project.corral("build", timeout=600)
     project.write("flood.py", FLOOD)
     project.start("sh", "-c", f"touch up; python3 flood.py {forbidden} 20 > flooded; touch done", marker="up")
-    host.root("systemctl", "mask", "--runtime", "docker.service", "docker.socket")
+    host.engine.systemctl("mask", "--runtime", "docker.service", "docker.socket")
     try:
-        host.root("systemctl", "stop", "docker.socket")
-        host.root("systemctl", "kill", "-s", "KILL", "docker.service")
+        host.engine.systemctl("stop", "docker.socket")
+        host.engine.systemctl("kill", "-s", "KILL", "docker.service")
         host.box.wait_for(lambda: host.root("docker", "ps", check=False).returncode != 0)
         done = uninstall(host, "--yes", "--force", check=False)
         assert done.returncode == 1
@@ -202,11 +202,11 @@ def test_containers_that_outlive_docker_keep_their_rules(leaving: Host) -> None:
         host.box.wait_for(lambda: project.exists("done"), timeout=60)
         assert int(project.read("flooded")) > 10_000
         assert host.internet.packets(forbidden) == 0
-        assert "CORRAL-OUT" in host.root("iptables", "-S", "DOCKER-USER").stdout
+        assert "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout
         assert host.enforcer_pid() != 0
     finally:
-        host.root("systemctl", "unmask", "--runtime", "docker.service", "docker.socket")
-        host.root("systemctl", "start", "docker.socket", "docker.service")
+        host.engine.systemctl("unmask", "--runtime", "docker.service", "docker.socket")
+        host.engine.systemctl("start", "docker.socket", "docker.service")
     uninstall(host, "--yes", "--force")
     nothing_of_ours(host)
 
@@ -248,7 +248,7 @@ def test_rules_whose_files_were_removed_by_hand_are_found_with_force(leaving: Ho
     """
     host.root("bash", "-c", script)
     assert uninstall(host).stdout.startswith("nothing of corral is installed")
-    assert "CORRAL-OUT" in host.root("iptables", "-S").stdout
+    assert "CORRAL-OUT" in host.netadmin("iptables", "-S").stdout
     uninstall(host, "--yes", "--force")
     nothing_of_ours(host)
 

@@ -170,7 +170,7 @@ def test_of_a_lying_answer_only_the_good_address_is_pinned(host: Host) -> None:
     assert row["addresses"] == ["203.0.113.10"]
     assert "169.254.169.254 is link-local/metadata" in row["error"]
     assert "and 3 more" in row["error"]
-    elements = host.root("ipset", "list", "corral-pins").stdout
+    elements = host.netadmin("ipset", "list", "corral-pins").stdout
     for address in lies:
         assert f",{address} " not in elements
     assert ",203.0.113.10 " in elements

@@ -18,10 +18,10 @@ def test_after_a_reboot_the_fence_stands_before_docker_and_runs_work(host: Host)
         host.root(
             "systemctl", "show", "-P", "ExecMainExitTimestampMonotonic", "corral-skeleton"
         ).stdout.strip(),
-        host.root("systemctl", "show", "-P", "ExecMainStartTimestampMonotonic", "docker").stdout.strip(),
+        host.engine.systemctl("show", "-P", "ExecMainStartTimestampMonotonic", "docker").stdout.strip(),
     )
     assert 0 < int(stamps[0]) < int(stamps[1])
-    assert "CORRAL-OUT" in host.root("iptables", "-S", "DOCKER-USER").stdout.splitlines()[1]
+    assert "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout.splitlines()[1]
     host.wait_enforcer()
     assert "203.0.113.10" in project.inside("curl", "-sS", "https://allowed1.corral.example/").stdout
     assert project.inside("curl", "-sS", "-m", "5", "https://203.0.113.66/", check=False).returncode == 7

@@ -99,7 +99,7 @@ def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
         # What Docker has not answered yet it may still do when nobody is there to undo it.
         assert project.exists("answered")
         assert project.containers() == []
-        entries = host.root("ipset", "list", "corral-pins").stdout
+        entries = host.netadmin("ipset", "list", "corral-pins").stdout
         assert '"held-' not in entries
     finally:
         Box.kill(proxy)

@@ -82,7 +82,7 @@ def inside(host: Host, container: str, *argv: str) -> str:
 def link(host: Host, container: str) -> tuple[str, str]:
     """The name of a container's port on its bridge, and the hardware address inside."""
     row = json.loads(inside(host, container, "ip", "-j", "link", "show", "eth0"))[0]
-    ports = json.loads(host.root("ip", "-j", "link", "show", "type", "veth").stdout)
+    ports = json.loads(host.netadmin("ip", "-j", "link", "show", "type", "veth").stdout)
     return next(p["ifname"] for p in ports if p["ifindex"] == row["link_index"]), row["address"]
 
 
@@ -104,20 +104,23 @@ def counting(host: Host, container: str) -> None:
 def unfiltered(host: Host) -> Iterator[None]:
     """Whatever the writer does about it, bridged packets pass no rule meanwhile."""
     files = "/proc/sys/net/bridge/bridge-nf-call-iptables /proc/sys/net/bridge/bridge-nf-call-ip6tables"
-    loop = host.box.popen(
-        ["sh", "-c", f"while :; do for f in {files}; do echo 0 > $f; done; done"], user="root"
-    )
+    loop = f"while :; do for f in {files}; do echo 0 > $f; done; done"
+    vandal = host.box.popen([*host.engine.entering(), "sh", "-c", loop], user="root")
     try:
         yield
     finally:
-        host.box.kill(loop)
+        host.box.kill(vandal)
         # The kernel default, and what the writer keeps: it looks once a second.
         value = ["cat", "/proc/sys/net/bridge/bridge-nf-call-iptables"]
-        until(lambda: host.root(*value).stdout.strip() == "1", 10, "the writer filters bridged packets again")
+        until(
+            lambda: host.netadmin(*value).stdout.strip() == "1",
+            10,
+            "the writer filters bridged packets again",
+        )
 
 
 def isolated(host: Host, port: str) -> bool:
-    row = json.loads(host.root("ip", "-j", "-d", "link", "show", port).stdout)[0]
+    row = json.loads(host.netadmin("ip", "-j", "-d", "link", "show", port).stdout)[0]
     return bool(row["linkinfo"]["info_slave_data"]["isolated"])
 
 
@@ -207,13 +210,13 @@ def test_without_bridge_filtering_sessions_of_one_sandbox_still_do_not_reach_eac
         assert int(inside(host, made["from"], "python3", "-c", FRAMES, mac, target, "500")) == 500
         assert received(host, made["to"]) == 0
         # The positive control: without the flag, and with nobody to set it again, they do arrive.
-        host.root("systemctl", "kill", "-s", "STOP", "corral-netfilter.service")
+        host.engine.systemctl("kill", "-s", "STOP", "corral-netfilter.service")
         try:
-            host.root("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
+            host.netadmin("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
             inside(host, made["from"], "python3", "-c", FRAMES, mac, target, "500")
             assert received(host, made["to"]) >= 500
         finally:
-            host.root("systemctl", "kill", "-s", "CONT", "corral-netfilter.service")
+            host.engine.systemctl("kill", "-s", "CONT", "corral-netfilter.service")
         until(lambda: isolated(host, port), 10, "the port is isolated again")
         before = received(host, made["to"])
         inside(host, made["from"], "python3", "-c", FRAMES, mac, target, "500")
@@ -225,11 +228,11 @@ def test_a_port_that_somebody_opened_is_isolated_again_and_the_journal_names_it(
     project = host.project("opened")
     port, _ = link(host, sessions(project, "one")["one"])
     since = time.time()
-    host.root("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
+    host.netadmin("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
     took = until(lambda: isolated(host, port), 10, "the port is isolated again")
     print(f"isolated again within {took * 1000:.0f} ms")
     until(
-        lambda: f"mended: port {port} of" in host.journal("-u", "corral-netfilter", since=since),
+        lambda: f"mended: port {port} of" in host.writer_journal(since),
         10,
         "the journal names the port",
     )
@@ -261,12 +264,12 @@ def test_a_second_start_without_bridge_filtering_is_refused_with_the_reason_or_i
     other = sessions(project, "other")["other"]
     port, _ = link(host, made["first"])
     host.user_systemctl("kill", "-s", "STOP", ENFORCER)
-    host.root("systemctl", "kill", "-s", "STOP", "corral-netfilter.service")
+    host.engine.systemctl("kill", "-s", "STOP", "corral-netfilter.service")
     try:
-        host.root("sh", "-c", "echo 0 > /proc/sys/net/bridge/bridge-nf-call-iptables")
-        host.root("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
+        host.netadmin("sh", "-c", "echo 0 > /proc/sys/net/bridge/bridge-nf-call-iptables")
+        host.netadmin("ip", "link", "set", port, "type", "bridge_slave", "isolated", "off")
         inside(host, other, "python3", "-c", FRAMES, mac, target, "50")
         assert received(host, made["first"]) >= 50
     finally:
-        host.root("systemctl", "kill", "-s", "CONT", "corral-netfilter.service")
+        host.engine.systemctl("kill", "-s", "CONT", "corral-netfilter.service")
         host.user_systemctl("kill", "-s", "CONT", ENFORCER)

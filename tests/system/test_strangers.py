@@ -39,12 +39,12 @@ def frozen(host: Host, *, writer: bool = False) -> Iterator[None]:
     """Nobody of ours reacts meanwhile."""
     host.user_systemctl("kill", "-s", "STOP", ENFORCER)
     if writer:
-        host.root("systemctl", "kill", "-s", "STOP", "corral-netfilter.service")
+        host.engine.systemctl("kill", "-s", "STOP", "corral-netfilter.service")
     try:
         yield
     finally:
         if writer:
-            host.root("systemctl", "kill", "-s", "CONT", "corral-netfilter.service")
+            host.engine.systemctl("kill", "-s", "CONT", "corral-netfilter.service")
         host.user_systemctl("kill", "-s", "CONT", ENFORCER)
 
 
@@ -53,15 +53,15 @@ def witness(host: Host, *addresses: str) -> Iterator[None]:
     """Count datagrams to port 9 of these addresses wherever they arrive on the host, bridged ones too."""
     rules = "".join(f'ip daddr {a} udp dport 9 counter comment "{a}"\n' for a in addresses)
     table = f"table ip witness {{ chain c {{ type filter hook prerouting priority -350;\n{rules}}}\n}}"
-    host.box.run(["nft", "-f", "-"], user="root", input=table)
+    host.netadmin("nft", "-f", "-", input=table)
     try:
         yield
     finally:
-        host.root("nft", "delete", "table", "ip", "witness")
+        host.netadmin("nft", "delete", "table", "ip", "witness")
 
 
 def seen(host: Host, address: str) -> int:
-    rows = json.loads(host.root("nft", "-j", "list", "table", "ip", "witness").stdout)["nftables"]
+    rows = json.loads(host.netadmin("nft", "-j", "list", "table", "ip", "witness").stdout)["nftables"]
     rule = next(row["rule"] for row in rows if row.get("rule", {}).get("comment") == address)
     return int(next(part["counter"]["packets"] for part in rule["expr"] if "counter" in part))
 
@@ -123,7 +123,7 @@ def test_a_flooding_sandbox_connected_to_the_bridge_sends_nothing_through_it(hos
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("connected")
     project.write("flood.py", FLOOD)
-    docker0 = host.shell("ip -4 -o addr show docker0").stdout.split()[3].partition("/")[0]
+    docker0 = host.netadmin_shell("ip -4 -o addr show docker0").stdout.split()[3].partition("/")[0]
     script = (
         f"touch up; python3 flood.py {forbidden} 8 > flooded & python3 flood.py {docker0} 8 > flooded0; wait; "
         "curl -sS -m 5 https://allowed1.corral.example/ > got; touch done; sleep 60"
@@ -134,9 +134,9 @@ def test_a_flooding_sandbox_connected_to_the_bridge_sends_nothing_through_it(hos
     with witness(host, docker0):
         for _ in range(3):
             # Until it reaches the rules the flood to docker0's address is counted too: those are denied.
-            host.root("nft", "flush", "chain", "ip", "witness", "c")
+            host.netadmin("nft", "flush", "chain", "ip", "witness", "c")
             rule = f"iifname docker0 ip daddr {docker0} udp dport 9 counter"
-            host.root("sh", "-c", f"""nft 'add rule ip witness c {rule} comment "{docker0}"'""")
+            host.netadmin("sh", "-c", f"""nft 'add rule ip witness c {rule} comment "{docker0}"'""")
             host.box.run(["docker", "network", "connect", "bridge", container])
             until(
                 lambda: attached(host, container) == [project.sandbox["network"]],
@@ -155,7 +155,7 @@ def test_a_flooding_sandbox_connected_to_the_bridge_sends_nothing_through_it(hos
     assert [row["network"] for row in rows] == ["bridge"]
     assert f"{container} on bridge" in project.corral("status").stdout
     assert "alone; disconnected" in host.user_journal(since)
-    assert "to docker0" in host.journal("-u", "corral-netfilter", since=since)
+    assert "to docker0" in host.writer_journal(since)
     host.control(forbidden)
 
 
@@ -379,7 +379,7 @@ def test_root_by_exec_in_a_sandbox_reaches_nothing_with_other_addresses_frames_a
     assert all(row["reasons"][0].startswith("docker exec --privileged as root") for row in rows), rows
     assert "docker exec --privileged as root" in project.corral("status").stdout
     # The positive control: the same program in a container that is not fenced does reach it, by each way.
-    docker0 = host.shell("ip -4 -o addr show docker0").stdout.split()[3].partition("/")[0]
+    docker0 = host.netadmin_shell("ip -4 -o addr show docker0").stdout.split()[3].partition("/")[0]
     other = f"{docker0.rpartition('.')[0]}.77"
     command = [
         "docker",

@@ -31,7 +31,7 @@ def test_every_other_running_sandbox_container_is_tried(host: Host) -> None:
         (session,) = each.sandbox["sessions"]
         addresses[session["name"]] = session["address"]
         # A listener is really there: the host's root reaches it.
-        host.root("curl", "-sS", "-m", "5", "-o", "/dev/null", f"http://{session['address']}:8080/")
+        host.netadmin("curl", "-sS", "-m", "5", "-o", "/dev/null", f"http://{session['address']}:8080/")
     found = rows(project)
     assert failures(found) == []
     own = project.sandbox["sessions"][0]

@@ -13,7 +13,7 @@ from tests.lab import Box, Internet, Lab
 
 from .host import BASE_POLICY, ENFORCER, Host, Project
 from .tamper import TABLE, Tampering
-from .tamperbench import WRITER, note, parameters
+from .tamperbench import note, parameters
 
 WHOLE = [row for row in TABLE if row.whole]
 
@@ -102,18 +102,18 @@ def element(host: Host, project: Project) -> Iterator[None]:
         row = f"{project.sandbox['sessions'][0]['address']},tcp:443,203.0.113.66"
         lines = f"for i in 1 2 3 4 5 6 7 8; do echo add -exist corral-pins {row}; done | ipset restore"
         with vandal(host, f"while true; do {lines}; done"):
-            host.box.wait_for(lambda: row in host.root("ipset", "list", "corral-pins").stdout)
+            host.box.wait_for(lambda: row in host.netadmin("ipset", "list", "corral-pins").stdout)
             yield
 
 
 @contextmanager
 def first(host: Host, project: Project) -> Iterator[None]:
     rule = ["FORWARD", "-i", "nowhere0", "-j", "RETURN"]
-    host.root("iptables", "-I", *rule)
+    host.netadmin("iptables", "-I", *rule)
     try:
         yield
     finally:
-        host.root("iptables", "-D", *rule)
+        host.netadmin("iptables", "-D", *rule)
 
 
 # An nft that does not know yet how a table is kept from others: the writer cannot hold its own then.
@@ -128,23 +128,23 @@ printf '%s\\n' "$text" | /usr/sbin/nft-real "$@"
 
 @contextmanager
 def older_nft(host: Host) -> Iterator[None]:
-    host.root("systemctl", "stop", *WRITER)
+    host.engine.systemctl("stop", *host.engine.writer_units)
     host.root("mv", "/usr/sbin/nft", "/usr/sbin/nft-real")
     try:
         host.box.write("/usr/sbin/nft", OLDER_NFT, owner="root", mode=0o755)
-        host.root("nft-real", "delete", "table", "inet", "corral")
-        host.root("systemctl", "start", *WRITER)
+        host.netadmin("nft-real", "delete", "table", "inet", "corral")
+        host.engine.systemctl("start", *host.engine.writer_units)
         yield
     finally:
-        host.root("systemctl", "stop", *WRITER)
+        host.engine.systemctl("stop", *host.engine.writer_units)
         host.root("mv", "/usr/sbin/nft-real", "/usr/sbin/nft")
-        host.root("systemctl", "start", *WRITER)
+        host.engine.systemctl("start", *host.engine.writer_units)
 
 
 @contextmanager
 def table(host: Host, project: Project) -> Iterator[None]:
     def listed() -> str:
-        return host.root("nft", "list", "table", "inet", "corral", check=False).stdout
+        return host.netadmin("nft", "list", "table", "inet", "corral", check=False).stdout
 
     # Of a table with an owner nobody else can remove anything, and this one goes with its owner.
     with older_nft(host):
