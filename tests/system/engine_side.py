@@ -24,6 +24,9 @@ class SystemEngine:
 
     user = "root"
     daemon_json = "/etc/docker/daemon.json"
+    agent = "1000:1000"
+    """Who an agent is in its container: a rootless engine maps its uid 0 to the user."""
+    containers = "/var/lib/docker/containers"
     writer_units: tuple[str, ...] = ("corral-netfilter.socket", WRITER)
     """What has to be stopped for the writer to stay away."""
     engine_units: tuple[str, ...] = ("docker.socket", ENGINE)
@@ -87,6 +90,8 @@ class OwnEngine(SystemEngine):
 
     user = "dev"
     daemon_json = "/home/dev/.config/docker/daemon.json"
+    agent = "0:0"
+    containers = "/home/dev/.local/share/docker/containers"
     writer_units = (WRITER,)
     engine_units = (ENGINE,)
 
@@ -135,3 +140,9 @@ class OwnEngine(SystemEngine):
 
 def engine_side(box: Box) -> SystemEngine:
     return OwnEngine(box) if box.engine.rootless else SystemEngine(box)
+
+
+def engine_socket(box: Box) -> str:
+    """The socket that docker would use."""
+    shown = box.run(["docker", "context", "inspect", "-f", "{{.Endpoints.docker.Host}}"]).stdout
+    return shown.strip().removeprefix("unix://")

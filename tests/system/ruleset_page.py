@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -353,9 +353,9 @@ def render(ruleset: Ruleset) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(box: Box) -> Ruleset:
-    """Return what a box's kernel holds now."""
-    return parse(box.run(["bash", "-ec", LISTING], user="root").stdout)
+def read(box: Box, entering: Sequence[str] = ()) -> Ruleset:
+    """Return what a box's kernel holds now; ``entering`` are words that lead into another network of it."""
+    return parse(box.run([*entering, "bash", "-ec", LISTING], user="root").stdout)
 
 
 if __name__ == "__main__":

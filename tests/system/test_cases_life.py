@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,33 +37,42 @@ def test_rules_follow_a_sandbox_that_is_paused_and_renamed(host: Host) -> None:
 
 @pytest.mark.case(23)
 def test_a_range_that_is_routed_or_used_is_left_alone_and_others_are_found(host: Host) -> None:
-    # A VPN whose route covers the preferred range, and a network of Docker's inside the next one.
-    host.shell(
-        "ip tuntap add vpn0 mode tun; ip link set vpn0 up; ip route add 172.16.0.0/16 dev vpn0", user="root"
+    # A VPN whose route covers the preferred range, and a network of Docker's inside the next one. Where the engine
+    # has a network of its own, routes of both count.
+    for number, entering in enumerate(dict.fromkeys([(), host.engine.entering()])):
+        with routed(host, entering, "172.16.0.0/16"):
+            project = host.project(f"routed-{number}")
+            assert "203.0.113.10" in project.inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout
+            assert not project.sandbox["subnet"].startswith("172.16.")
+        # A range that was chosen by hand and is taken: said, with the reason and the place to change it.
+        config = f"{host.box.home}/.config/corral/enforcer.toml"
+        former = host.box.read(config)
+        with routed(host, entering, "10.66.0.0/16"):
+            host.box.write(config, former + 'subnet_range = "10.66.0.0/16"\n')
+            try:
+                other = host.project(f"chosen-{number}")
+                done = other.inside("touch", "ran", check=False)
+                assert done.returncode == 1
+                assert "10.66.0.0/16" in done.stderr
+                assert "enforcer.toml" in done.stderr
+                assert not other.exists("ran")
+            finally:
+                host.box.write(config, former)
+
+
+@contextmanager
+def routed(host: Host, entering: tuple[str, ...], network: str) -> Iterator[None]:
+    """A VPN that has a network, on the host or where its engine is."""
+    host.root(
+        *entering,
+        "sh",
+        "-ec",
+        f"ip tuntap add vpn0 mode tun; ip link set vpn0 up; ip route add {network} dev vpn0",
     )
-    project = host.project("routed")
     try:
-        assert "203.0.113.10" in project.inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout
-        assert not project.sandbox["subnet"].startswith("172.16.")
+        yield
     finally:
-        host.root("ip", "link", "del", "vpn0")
-    # A range that was chosen by hand and is taken: said, with the reason and the place to change it.
-    config = f"{host.box.home}/.config/corral/enforcer.toml"
-    former = host.box.read(config)
-    host.shell(
-        "ip tuntap add vpn0 mode tun; ip link set vpn0 up; ip route add 10.66.0.0/16 dev vpn0", user="root"
-    )
-    host.box.write(config, former + 'subnet_range = "10.66.0.0/16"\n')
-    try:
-        other = host.project("chosen")
-        done = other.inside("touch", "ran", check=False)
-        assert done.returncode == 1
-        assert "10.66.0.0/16" in done.stderr
-        assert "enforcer.toml" in done.stderr
-        assert not other.exists("ran")
-    finally:
-        host.box.write(config, former)
-        host.root("ip", "link", "del", "vpn0")
+        host.root(*entering, "ip", "link", "del", "vpn0")
 
 
 @pytest.mark.case(27)

@@ -58,10 +58,9 @@ def leftovers(host: Host, project: Project) -> dict[str, str]:
         kind: host.shell(f"{command} 2>/dev/null || true").stdout.strip()
         for kind, command in commands.items()
     }
-    listed = host.shell(
+    listed = host.netadmin_shell(
         "for s in corral-pins corral-host; do ipset list $s 2>/dev/null | sed '1,/^Members/d'; done; "
-        "nft list table inet corral 2>/dev/null | grep -o 'elements = .*' | grep tcp || true",
-        user="root",
+        "nft list table inet corral 2>/dev/null | grep -o 'elements = .*' | grep tcp || true"
     )
     found["kernel"] = listed.stdout.strip()
     return {kind: text for kind, text in found.items() if text}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from .engine_side import engine_socket
 from .host import FLOOD, Host
 from .intrusion import ASK
 from .test_strangers import image, strangers
@@ -39,7 +40,7 @@ name: app
 services:
   tool:
     image: {image}
-    user: root
+    user: "0"
     networks: [fence]
 networks:
   fence:
@@ -49,7 +50,7 @@ networks:
 
 
 @pytest.mark.case(6)
-@pytest.mark.engine("trixie", "sid", reason="Debian has no Compose 2 beside Docker 20.10")
+@pytest.mark.engine("trixie", "sid", "rootless", reason="Debian has no Compose 2 beside Docker 20.10")
 def test_what_docker_compose_runs_on_a_corral_network_reaches_nothing(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("by-compose")
@@ -98,7 +99,7 @@ def test_a_compose_service_on_a_corral_network_reaches_nothing(host: Host) -> No
     body = {
         "Image": image(host),
         "Labels": labels,
-        "User": "root",
+        "User": "0",
         "HostConfig": {"NetworkMode": network, "AutoRemove": False},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": ["app-tool-run-1", "tool"]}}},
     }
@@ -106,7 +107,7 @@ def test_a_compose_service_on_a_corral_network_reaches_nothing(host: Host) -> No
         "import http.client, json, socket, sys\n"
         "class Docker(http.client.HTTPConnection):\n"
         "    def connect(self):\n"
-        "        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect('/run/docker.sock')\n"
+        "        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect(sys.argv[3])\n"
         "def ask(method, path, body=None):\n"
         "    c = Docker('localhost'); c.request(method, path, json.dumps(body), {'Content-Type': 'application/json'})\n"
         "    r = c.getresponse(); t = r.read(); assert r.status < 300, t; return json.loads(t) if t else None\n"
@@ -118,7 +119,9 @@ def test_a_compose_service_on_a_corral_network_reaches_nothing(host: Host) -> No
         for code, *words in ([FLOOD, forbidden, "0.5"], [ASK, domain, "2"]):
             names.append(f"app-tool-run-{len(names)}")
             made = {**body, "Entrypoint": ["python3", "-c", code], "Cmd": words}
-            host.box.run(["python3", "-c", script, names[-1], json.dumps(made)], timeout=60)
+            host.box.run(
+                ["python3", "-c", script, names[-1], json.dumps(made), engine_socket(host.box)], timeout=60
+            )
         reached_nothing(host, composed, domain, names)
     finally:
         host.box.run(["docker", "rm", "-f", *names], check=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .host import BASE_POLICY, Host
+from .host import BASE_POLICY, EVERY_ENGINE, Host
 
 PAGE = Path(__file__).parents[2] / "docs" / "container.md"
 ROW = re.compile(r"\| `(?P<field>[A-Za-z0-9.]+)` \| (?P<value>.*?) \| (?P<reason>.+) \|")
@@ -65,6 +65,7 @@ def documented() -> dict[str, tuple[str, str]]:
     return {row["field"]: (row["value"].strip("`"), row["reason"]) for row in rows if row}
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_docker_says_of_a_session_what_the_page_says_and_nothing_else(host: Host) -> None:
     project = host.project("contained")
@@ -83,6 +84,7 @@ def test_docker_says_of_a_session_what_the_page_says_and_nothing_else(host: Host
     assert required <= set(fields(inspect))
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_only_the_mounts_and_the_temporary_directories_can_be_written(host: Host) -> None:
     project = host.project("written")
@@ -104,6 +106,7 @@ def test_only_the_mounts_and_the_temporary_directories_can_be_written(host: Host
     assert found == ""
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_git_commits_as_the_user_and_nothing_else_of_the_host_comes_along(host: Host) -> None:
     project = host.project("identity")
@@ -122,12 +125,14 @@ def test_git_commits_as_the_user_and_nothing_else_of_the_host_comes_along(host: 
         host.shell("rm ~/.gitconfig")
 
 
+@EVERY_ENGINE
 def test_a_home_that_the_agent_closed_is_removed_all_the_same(host: Host) -> None:
     project = host.project("closed")
     project.inside("sh", "-c", "mkdir -p ~/a/b; touch ~/a/b/c; chmod 0 ~/a/b ~/a ~/.cache")
     assert host.shell(f"ls ~/.local/share/corral/{project.sandbox['sandbox']}/sessions").stdout == ""
 
 
+@EVERY_ENGINE
 def test_a_limit_that_this_host_cannot_keep_stops_the_start_and_names_the_controller(host: Host) -> None:
     info = json.loads(host.box.run(["docker", "info", "--format", "{{json .}}"]).stdout)
     project = host.project("limited", BASE_POLICY)

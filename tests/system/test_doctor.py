@@ -11,7 +11,8 @@ import pytest
 
 from tests.lab import LabError
 
-from .host import CONFIG, ENFORCER, Host
+from .engine_side import WRITER
+from .host import CONFIG, ENFORCER, EVERY_ENGINE, Host
 
 # The machine below the lab may have its cgroup controllers in cgroup 1.
 LIMITS = "COR-018"
@@ -41,12 +42,12 @@ def told(output: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def broken(host: Host, damage: str, repair: str) -> Iterator[None]:
-    """Do something to the host as root, and undo it."""
+    """Do something to the host as root, and undo it; what is done to rules, where the engine has them."""
     try:
-        host.shell(damage, user="root")
+        host.netadmin_shell(damage)
         yield
     finally:
-        host.shell(repair, user="root")
+        host.netadmin_shell(repair)
 
 
 def settled(host: Host) -> None:
@@ -114,13 +115,26 @@ CASES = {
     "Docker stopped": Case(("COR-003",), "systemctl stop docker.socket docker.service", "systemctl start docker.socket docker.service"),
 }  # fmt: skip
 REPRESENTATIVE = ("Docker's jump gone", "enforcer stopped", "the writer's socket stopped")
+# What is broken, and how that shows, with an engine of the user's own as well.
+ANYWHERE = ("Docker's jump gone", "enforcer stopped", "enforcer silent", "enforcer.toml with a typing error", "no lingering")  # fmt: skip
+OWN_WRITER = Case(("COR-049",), f"{AS_USER} stop {WRITER}", f"{AS_USER} start {WRITER}", "inactive")
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.representative] * (name in REPRESENTATIVE) + [EVERY_ENGINE] * (name in ANYWHERE)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=name, marks=[pytest.mark.representative] * (name in REPRESENTATIVE))
-        for name, case in CASES.items()
+        *(pytest.param(case, id=name, marks=marks(name)) for name, case in CASES.items()),
+        pytest.param(
+            OWN_WRITER,
+            id="the user's own writer stopped",
+            marks=pytest.mark.engine(
+                "rootless", reason="elsewhere the writer is root's, and has a socket unit"
+            ),
+        ),
     ],
 )
 def test_what_is_broken_is_found_by_its_check_alone(host: Host, case: Case) -> None:

@@ -13,9 +13,9 @@ import pytest
 from tests.lab import Lab
 from tests.lab.network import in_netns
 
-from .host import BASE_POLICY, Done, Host, Project
+from .host import BASE_POLICY, EVERY_ENGINE, Done, Host, Project
 
-pytestmark = pytest.mark.representative
+pytestmark = [pytest.mark.representative, EVERY_ENGINE]
 
 PROBE = "192.0.2.1"
 SERVICE = BASE_POLICY + "host_services:\n  - {name: llama, port: 8081}\n"
@@ -316,7 +316,7 @@ def test_a_container_without_the_gates_variable_does_not_start_its_program(host:
     project = host.project("left-out")
     project.inside("true")
     image = host.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
-    base = ["docker", "run", "--rm", "--network", project.sandbox["network"], "-u", "1000:1000"]
+    base = ["docker", "run", "--rm", "--network", project.sandbox["network"], "-u", host.engine.agent]
     base += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "-e", "CORRAL_MOUNTS=[]"]
     for given in ([], ["-e", "CORRAL_GATE={}"]):
         done = host.box.run([*base, *given, image, "echo", "started"], check=False)

@@ -124,7 +124,17 @@ class Sampler:
         data = f"{host.box.home}/.local/share/corral/{row['sandbox']}"
         found = host.root("find", data, "-path", f"*{session['session']}*", "-name", "hosts").stdout.strip()
         text = Path(ipsetdump.__file__).read_text() + SAMPLER
-        argv = [PYTHON, "-c", text, found, session["address"], LOG, self.stop, ",".join(wanted)]
+        argv = [
+            *host.engine.entering(),
+            PYTHON,
+            "-c",
+            text,
+            found,
+            session["address"],
+            LOG,
+            self.stop,
+            ",".join(wanted),
+        ]
         self.process = host.box.popen(argv, user="root", stdout=subprocess.PIPE, text=True)
 
     def seen(self) -> dict[str, Any]:
@@ -225,7 +235,7 @@ done
 def probed(host: Host, project: Project, *targets: str) -> dict[str, bool]:
     """Say what a program in the running session can connect to, asked from outside with docker exec."""
     name = project.containers()[0]
-    words = ["docker", "exec", "-u", "1000:1000", name, "bash", "-c", PROBE, "probe", *targets]
+    words = ["docker", "exec", "-u", host.engine.agent, name, "bash", "-c", PROBE, "probe", *targets]
     return answers(host.box.run(words, timeout=120).stdout)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from .host import BASE_POLICY, FLOOD, Host, starts
+from . import slirp
+from .host import BASE_POLICY, FLOOD, Host, starts, until
 
 pytestmark = pytest.mark.representative
 
@@ -143,14 +147,18 @@ def test_no_name_server_answers_a_sandbox(host: Host, resolver: str) -> None:
             host.internet.addresses["resolver"],
             "127.0.0.53",
         ]
+        # Where the engine is the user's own, the host's resolver has an address on its network.
+        behind = [slirp.RESOLVER] if host.box.engine.rootless else []
         mark = host.internet.mark()
         for name in (listed, secret):
-            assert project.inside("python3", "ask.py", name, *servers).stdout.strip() == "0"
+            assert project.inside("python3", "ask.py", name, *servers, *behind).stdout.strip() == "0"
         assert not [q for q in host.internet.queries(mark) if q.name in (listed, secret)]
         # The same program in a plain container gets its answer, and the log has the question.
-        control = host.plain("python3", "-c", RAW_DNS, listed, host.internet.addresses["resolver"])
-        assert int(control.stdout) > 0
-        assert host.internet.queries(mark, listed)
+        for server in [host.internet.addresses["resolver"], *behind]:
+            mark = host.internet.mark()
+            host.box.flush_dns()
+            assert int(host.plain("python3", "-c", RAW_DNS, listed, server).stdout) > 0
+            assert host.internet.queries(mark, listed)
 
 
 @pytest.mark.case(15)
@@ -158,8 +166,10 @@ def test_of_a_lying_answer_only_the_good_address_is_pinned(host: Host) -> None:
     project = host.project("lies")
     project.inside("true")
     gateway = project.sandbox["gateway"]
-    lies = ["127.0.0.1", "169.254.169.254", gateway, host.box.address, "172.17.0.1", "10.0.0.5", "0.0.0.0"]
+    private = slirp.LOOPBACK if host.box.engine.rootless else "10.0.0.5"
+    lies = ["127.0.0.1", "169.254.169.254", gateway, host.box.address, "172.17.0.1", private, "0.0.0.0"]
     host.internet.set_name("liar.corral.example", [*lies, "203.0.113.10"])
+    host.box.flush_dns()
     project.policy(BASE_POLICY + "    - liar.corral.example\n")
     process = project.start(
         "sh", "-c", "getent ahostsv4 liar.corral.example > seen; touch up; sleep 60", marker="up"
@@ -180,6 +190,7 @@ def test_of_a_lying_answer_only_the_good_address_is_pinned(host: Host) -> None:
 @pytest.mark.case(15)
 def test_a_name_with_nothing_but_lies_stops_the_start_and_is_named(host: Host) -> None:
     host.internet.set_name("liar.corral.example", ["169.254.169.254", "127.0.0.1"])
+    host.box.flush_dns()
     project = host.project("only-lies", BASE_POLICY + "    - liar.corral.example\n")
     done = project.inside("touch", "ran", check=False)
     assert done.returncode == 1
@@ -211,48 +222,72 @@ HELLO = "import http.server; http.server.ThreadingHTTPServer(('127.0.0.1', 8081)
 
 @pytest.mark.case(1)
 def test_a_host_service_is_reachable_inside_and_nowhere_else(host: Host) -> None:
-    server = host.box.popen(["python3", "-c", HELLO])
-    try:
+    curl = ["curl", "-sS", "--noproxy", "*", "-m", "3"]
+    with slirp.with_loopback(host), served(host, "python3", "-c", HELLO):
         project, other = host.project("service", SERVICE), host.project("no-service")
-        curl = ["curl", "-sS", "-m", "3"]
         assert project.inside(*curl, "http://corral-host:8081/").stdout == "llama"
         process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
         gateway = project.sandbox["gateway"]
         url = f"http://{gateway}:8081/"
         # From the host itself it is there; from everywhere else it is not.
-        assert host.box.run([*curl, "--noproxy", "*", url]).stdout == "llama"
+        assert slirp.near(host, *curl, url).stdout == "llama"
         assert other.inside(*curl, url, check=False).returncode != 0
         assert host.plain(*curl, url, check=False).returncode != 0
         assert other.inside(*curl, "http://corral-host:8081/", check=False).returncode != 0
         for address in (host.box.address, "172.17.0.1"):
             assert project.inside(*curl, f"http://{address}:8081/", check=False).returncode != 0
+        if host.box.engine.rootless:
+            # A way past the relay, which is open to whoever is not fenced.
+            past = f"http://{slirp.LOOPBACK}:8081/"
+            assert host.plain(*curl, past).stdout == "llama"
+            assert project.inside(*curl, past, check=False).returncode == 7
+            assert other.inside(*curl, past, check=False).returncode == 7
         assert "203.0.113" not in gateway
         host.box.kill(process)
+
+
+@contextmanager
+def served(host: Host, *argv: str) -> Iterator[None]:
+    """A server on the host."""
+    server = host.box.popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
     finally:
         host.box.kill(server)
+
+
+@contextmanager
+def served_near(host: Host, *argv: str) -> Iterator[None]:
+    """The same in the engine's network, where that is not the host's."""
+    entering = host.engine.entering()
+    server = host.box.popen([*entering, *argv], user="root") if entering else None
+    try:
+        yield
+    finally:
+        if server is not None:
+            host.box.kill(server)
 
 
 @pytest.mark.case(1)
 def test_a_server_on_all_addresses_of_the_host_is_closed_to_a_sandbox(host: Host) -> None:
-    server = host.box.popen(["python3", "-m", "http.server", "9000", "--bind", "0.0.0.0"])
-    try:
+    serve = ["python3", "-m", "http.server", "9000", "--bind", "0.0.0.0"]
+    curl = ["curl", "-s", "--noproxy", "*", "-m", "3", "-o", "/dev/null"]
+    with slirp.with_loopback(host), served(host, *serve), served_near(host, *serve):
         project = host.project("host-ports")
         project.inside("true")
         gateway = project.sandbox["gateway"]
-        host.box.wait_for(["curl", "-s", "-o", "/dev/null", "http://127.0.0.1:9000/"])
-        for address in (gateway, "172.17.0.1", host.box.address):
-            assert (
-                host.box.run(
-                    ["curl", "-s", "--noproxy", "*", "-o", "/dev/null", f"http://{address}:9000/"]
-                ).returncode
-                == 0
-            )
-            assert (
-                project.inside("curl", "-s", "-m", "3", f"http://{address}:9000/", check=False).returncode
-                == 7
-            )
-    finally:
-        host.box.kill(server)
+        local = "http://127.0.0.1:9000/"
+        host.box.wait_for([*curl, local])
+        host.box.wait_for(lambda: slirp.near(host, *curl, local, check=False).returncode == 0)
+        # Each with who reaches it: the host itself, and on a network of the engine's own any container.
+        addresses = {gateway: slirp.near, "172.17.0.1": slirp.near, host.box.address: slirp.near}
+        if host.box.engine.rootless:
+            behind = (slirp.LOOPBACK, slirp.OWN, "172.17.0.1", host.box.address)
+            addresses |= dict.fromkeys(behind, Host.plain)
+        for address, reaches in addresses.items():
+            url = f"http://{address}:9000/"
+            assert reaches(host, *curl, url).returncode == 0, address
+            assert project.inside(*curl, url, check=False).returncode == 7, address
 
 
 @pytest.mark.case(4)
@@ -263,9 +298,11 @@ def test_ipv6_is_closed(host: Host) -> None:
         "import socket,sys\ns=socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n"
         "for _ in range(20):\n  s.sendto(b'x',(sys.argv[1],9))\n"
     )
-    host.internet.reset_counters()
-    host.box.run(["python3", "-c", send, forbidden])
-    assert host.internet.packets(forbidden) >= 20
-    host.internet.reset_counters()
-    assert project.inside("python3", "-c", send, forbidden, check=False).returncode != 0
-    assert host.internet.packets(forbidden) == 0
+    with slirp.with_ipv6(host):
+        host.internet.reset_counters()
+        # Whoever is where the engine's bridges are gets out.
+        slirp.near(host, "python3", "-c", send, forbidden)
+        until(lambda: host.internet.packets(forbidden) >= 20, 10, "the control arrives")
+        host.internet.reset_counters()
+        assert project.inside("python3", "-c", send, forbidden, check=False).returncode != 0
+        assert host.internet.packets(forbidden) == 0

@@ -71,6 +71,22 @@ def test_a_name_works_with_curl_python_and_node_and_a_warning_is_printed(host: H
     assert missing.returncode == 2
 
 
+@pytest.mark.engine(
+    "rootless", reason="elsewhere the gateway of a sandbox is the host's, where names are answered"
+)
+def test_with_an_engine_of_the_users_own_it_is_refused_and_nothing_is_started(host: Host) -> None:
+    project = host.project("open", POLICY)
+    done = project.inside("touch", "ran", check=False)
+    assert done.returncode == 1
+    assert "egress.mode: open needs an engine of the system" in done.stderr
+    assert not project.exists("ran")
+    assert project.containers() == []
+    # The control: with a list the same project starts.
+    project.policy(BASE_POLICY)
+    assert project.inside("touch", "ran").returncode == 0
+    assert project.exists("ran")
+
+
 @pytest.mark.representative
 def test_the_host_private_networks_and_metadata_hear_nothing(host: Host) -> None:
     project = host.project("shut", POLICY)

@@ -7,15 +7,16 @@ import dataclasses
 import pytest
 
 from .flooding import standing
-from .host import Host, until
+from .host import EVERY_ENGINE, Host, until
 from .ruleset_page import PAGE, REGENERATE, Chain, read, render, unexplained
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_the_page_of_rules_is_what_the_kernel_holds(host: Host) -> None:
     host.project("page").inside("true")
     until(standing(host), 20, "the rules stand")
-    ruleset = read(host.box)
+    ruleset = read(host.box, host.engine.entering())
     assert unexplained(ruleset) == []
     assert PAGE.read_text() == render(ruleset), f"docs/ruleset.md is not what the kernel holds: {REGENERATE}"
     # A rule that nobody explained is found, and so is a reason for a rule that is gone.

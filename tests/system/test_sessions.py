@@ -10,7 +10,8 @@ import pytest
 
 from tests.lab import Box
 
-from .host import BASE_POLICY, ENFORCER, Host, Project, until
+from .engine_side import engine_socket
+from .host import BASE_POLICY, ENFORCER, EVERY_ENGINE, Host, Project, until
 
 pytestmark = pytest.mark.representative
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.representative
 # of the one who asked: Docker does not always notice.
 SLOW_DOCKER = """\
 import os, socket, sys, threading, time
-path, word, directory = sys.argv[1], sys.argv[2].encode(), sys.argv[3]
+path, word, directory, engine = sys.argv[1], sys.argv[2].encode(), sys.argv[3], sys.argv[4]
 def mark(name):
     open(os.path.join(directory, name), "w").close()
 def serve(client, docker):
@@ -50,7 +51,7 @@ server.listen(64)
 while True:
     client, _ = server.accept()
     docker = socket.socket(socket.AF_UNIX)
-    docker.connect("/var/run/docker.sock")
+    docker.connect(engine)
     threading.Thread(target=serve, args=(client, docker), daemon=True).start()
 """
 
@@ -74,11 +75,13 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def slow_docker(project: Project, word: str) -> tuple[subprocess.Popen[Any], str]:
     project.write("slow.py", SLOW_DOCKER)
     socket = f"{project.path}/slow-{word.rpartition('/')[2]}.sock"
-    process = project.box.popen(["python3", f"{project.path}/slow.py", socket, word, project.path])
+    argv = ["python3", f"{project.path}/slow.py", socket, word, project.path, engine_socket(project.box)]
+    process = project.box.popen(argv)
     project.box.wait_for(["test", "-S", socket], timeout=20)
     return process, f"unix://{socket}"
 
 
+@EVERY_ENGINE
 @pytest.mark.parametrize("word", ["/containers/create", "/start"])
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143)])
 def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
@@ -105,6 +108,7 @@ def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
         Box.kill(proxy)
 
 
+@EVERY_ENGINE
 def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
     project = host.project("full")
     project.inside("true")
@@ -116,6 +120,7 @@ def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
     assert project.containers() == []
 
 
+@EVERY_ENGINE
 def test_a_terminal_that_goes_away_ends_a_shell_and_what_in_it_ignores_the_hang_up(host: Host) -> None:
     project = host.project("window")
     project.inside("true")
@@ -128,6 +133,7 @@ def test_a_terminal_that_goes_away_ends_a_shell_and_what_in_it_ignores_the_hang_
     assert project.containers() == []
 
 
+@EVERY_ENGINE
 @pytest.mark.parametrize("spoiled", ["typo", "renamed", "gone"])
 def test_down_cleans_up_after_the_policy_was_edited(host: Host, spoiled: str) -> None:
     project = host.project("edited")
@@ -144,6 +150,7 @@ def test_down_cleans_up_after_the_policy_was_edited(host: Host, spoiled: str) ->
     assert project.corral("down", check=False).stdout.endswith(": nothing to do\n")
 
 
+@EVERY_ENGINE
 def test_a_sandbox_goes_by_its_id_after_its_directory_moved(host: Host) -> None:
     project = host.project("moved")
     project.inside("true")
@@ -151,6 +158,7 @@ def test_a_sandbox_goes_by_its_id_after_its_directory_moved(host: Host) -> None:
     assert "removed its network" in host.box.run(["corral", "down", sandbox], cwd="/tmp").stdout
 
 
+@EVERY_ENGINE
 def test_an_installation_needs_no_login(host: Host) -> None:
     bare = {"XDG_RUNTIME_DIR": "", "DBUS_SESSION_BUS_ADDRESS": ""}
     assert "user part: done" in host.box.run(["corral", "install"], env=bare, timeout=180).stdout

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from .host import BASE_POLICY, PYTHON, Host, Project
+from .host import BASE_POLICY, EVERY_ENGINE, PYTHON, Host, Project
 from .tamperbench import PEER_POLICY, peer, serving
 
 HOSTILE = 'open("/tmp/hostile", "a").write(__file__ + "\\n")\n'
@@ -22,6 +22,7 @@ def failures(found: list[dict[str, str | None]]) -> list[tuple[str | None, str |
     return [(row["check"], row["session"], row["detail"]) for row in found if row["status"] == "fail"]
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_every_other_running_sandbox_container_is_tried(host: Host) -> None:
     neighbour = peer(host, "neighbour")
@@ -99,6 +100,7 @@ def test_build_verify_and_run_each_render_anew_in_any_order(host: Host) -> None:
     project.inside("true", timeout=400)
 
 
+@EVERY_ENGINE
 @pytest.mark.representative
 def test_nothing_in_the_environment_or_the_directory_changes_what_the_checker_is(host: Host) -> None:
     project = host.project("hostile")
@@ -126,7 +128,7 @@ def test_nothing_in_the_environment_or_the_directory_changes_what_the_checker_is
         "BASH_ENV": f"{project.path}/sh",
         "ENV": f"{project.path}/sh",
     }
-    command = ["docker", "run", "--rm", "--network", "none", "-u", "1000:1000", "--entrypoint", "bash"]
+    command = ["docker", "run", "--rm", "--network", "none", "-u", host.engine.agent, "--entrypoint", "bash"]
     command += ["-v", f"{project.path}:{project.path}", "-w", project.path]
     for setting in settings.items():
         command += ["-e", "=".join(setting)]
@@ -165,6 +167,7 @@ def test_an_agent_that_hinders_the_checker_is_told_of_in_bounded_time(host: Host
     assert sum(row["status"] == "ok" and row["session"] is None for row in found) > 30
 
 
+@EVERY_ENGINE
 def test_a_policy_with_everything_passes_in_a_running_session(host: Host) -> None:
     notes = f"{host.box.home}/notes-verify"
     host.box.run(["mkdir", "-p", notes])
