@@ -23,7 +23,7 @@ class Survey:
     ``docker`` is None while Docker does not answer, for the reason ``silent``. ``own`` are ids of sandboxes
     that have state. ``user_files`` and ``system`` are paths that exist; ``state`` and ``settings`` too.
     ``attached`` are bridges of sandboxes with a container on them. ``rootless`` says that corral is installed
-    for an engine of the user's own, which runs; ``apart`` that it is installed for no other engine.
+    for an engine of the user's own, which runs, or would be; ``apart`` that it is for no other engine.
     """
 
     uid: int
@@ -78,7 +78,7 @@ class Leaving:
     def nothing(self) -> bool:
         """Whether there is nothing to remove."""
         parts = (self.containers, self.networks, self.images, self.relays, self.user_files, self.purged)
-        return not any(parts) and not self.system
+        return not any(parts) and not self.system and not self.inside
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (kind, name) of everything that goes, in the order in which it goes."""
@@ -104,7 +104,8 @@ def decide(found: Survey, *, force: bool, purge: bool) -> Leaving:
 
     Args:
         found: what there is.
-        force: run the program for root although no file of the system part is there; not for an engine apart.
+        force: look for rules although no file is there: with the program for root or, for an engine apart, in
+            its namespace.
         purge: the state goes too.
     """
     docker = found.docker or Inventory()
@@ -135,7 +136,7 @@ def decide(found: Survey, *, force: bool, purge: bool) -> Leaving:
         kept=tuple(_kept(found, len(named) - len(images), others, purge=purge)),
         running=tuple(sorted(container.name for container in containers if container.alive)),
         others=tuple(sorted(docker.uids - {found.uid} - gone)),
-        inside=found.rootless and bool(found.user_files),
+        inside=found.rootless and (bool(found.user_files) or (force and found.apart)),
         stuck=found.attached if found.docker is None and system and last else (),
     )
 

@@ -140,10 +140,15 @@ class Uninstall:
         return [path for path in found if os.path.lexists(path)]
 
     def _rootless(self) -> bool:
-        """Whether corral is installed for an engine of the user's own."""
+        """Whether corral is, or if anything was, installed for an engine of the user's own.
+
+        Somebody may have removed any of its files, or all of them, and the rules are there still.
+        """
         units = user_units(self._user.home, self._user.environ)
-        files = (units / WRITER_UNIT, units / f"{ENGINE_UNIT}.d" / DROP_IN)
-        return any(os.path.lexists(path) for path in files)
+        files = (units / WRITER_UNIT, units / f"{ENGINE_UNIT}.d" / DROP_IN, self._data / CODE)
+        if any(os.path.lexists(path) for path in files):
+            return True
+        return not common.traces(self._places) and rootless.chosen(self._environ)
 
     def _attached(self) -> list[str]:
         done = process.run(LINKS, environ=self._environ, hint="sudo apt install iproute2")
@@ -226,9 +231,11 @@ class Uninstall:
     def _stop_enforcer(self, plan: Leaving) -> None:
         if not plan.user_files:
             return
-        self._systemctl("disable", "--now", USER_UNIT)
-        if self._rootless():
-            self._systemctl("disable", "--now", WRITER_UNIT)
+        units = (USER_UNIT, WRITER_UNIT) if self._rootless() else (USER_UNIT,)
+        for unit in units:
+            self._systemctl("disable", "--now", unit)
+            # One whose file somebody removed cannot be disabled, and goes on.
+            self._systemctl("stop", unit)
         for path in plan.user_files:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

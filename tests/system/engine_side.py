@@ -30,6 +30,10 @@ class SystemEngine:
     writer_units: tuple[str, ...] = ("corral-netfilter.socket", WRITER)
     """What has to be stopped for the writer to stay away."""
     engine_units: tuple[str, ...] = ("docker.socket", ENGINE)
+    loader = "corral-skeleton.service"
+    """What makes the rules where they stand already. A rootless engine's are made with its network, and then mended."""
+    state = "/run/corral-netfilter"
+    """A directory that the writer can write to."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -65,6 +69,12 @@ class SystemEngine:
         """What tells the engine's network from the one it had before; nothing while it has none."""
         return "the host's"
 
+    def guarded(self) -> bool:
+        """Whether the rules were loaded before the engine began."""
+        ends = self.systemctl("show", "-P", "ExecMainExitTimestampMonotonic", self.loader).stdout
+        begins = self.systemctl("show", "-P", "ExecMainStartTimestampMonotonic", ENGINE).stdout
+        return 0 < int(ends) < int(begins)
+
     def address(self) -> str:
         """An address of the engine's network that every container without a fence reaches."""
         return self.box.address
@@ -94,6 +104,8 @@ class OwnEngine(SystemEngine):
     containers = "/home/dev/.local/share/docker/containers"
     writer_units = (WRITER,)
     engine_units = (ENGINE,)
+    loader = WRITER
+    state = "/run/user/1000/corral"
 
     def entering(self) -> tuple[str, ...]:
         pid = self.pid()
@@ -115,6 +127,11 @@ class OwnEngine(SystemEngine):
     def network(self) -> str:
         pid = self.pid()
         return self.box.run(["readlink", f"/proc/{pid}/ns/net"], check=False).stdout.strip() if pid else ""
+
+    def guarded(self) -> bool:
+        # Its process became dockerd after it had loaded the rules in its network, and noted so.
+        noted = json.loads(self.box.read(f"{self.state}/engine.json"))
+        return (noted["pid"], f"net:[{noted['netns']}]") == (self.pid(), self.network())
 
     def address(self) -> str:
         words = [*self.entering(), "ip", "-j", "-4", "address", "show", "docker0"]

@@ -58,6 +58,12 @@ Done = subprocess.CompletedProcess[str]
 EVERY_ENGINE = pytest.mark.engine(
     "trixie", "sid", "bookworm", "rootless", reason="the boxes of another driver are for the tests about it"
 )
+LIVE_RESTORE = pytest.mark.engine(
+    "trixie",
+    "sid",
+    "bookworm",
+    reason="containers of a rootless engine end with it: they are in its unit and in its namespaces (docs/rootless.md)",
+)
 # A program in the namespaces of the engine that the user runs.
 OWN_NAMESPACES = "nsenter -U --preserve-credentials -n -m -t $(cat $XDG_RUNTIME_DIR/docker.pid) -- "
 

@@ -83,6 +83,40 @@ root.start_units = lambda run: (whole(run), cut())
 """,
 }
 
+# The same on an engine of the user's own, in the program of the user: nothing of it is root's.
+OWN_CUT = """
+import os, pathlib, sys
+from corral import cli, install, installrootless
+
+def cut(*_):
+    os.kill(os.getpid(), 9)
+"""
+OWN_POINTS = {
+    "before the code is in place": """
+whole = pathlib.Path.rename
+pathlib.Path.rename = lambda self, to: cut() if "/corral/netfilter/" in str(to) else whole(self, to)
+""",
+    "between two units": """
+whole = install.write_unit
+install.write_unit = lambda path, text: cut() if path.name == "corral-netfilter.service" else whole(path, text)
+""",
+    "after the units": """
+whole = install.systemctl
+install.systemctl = lambda environ, *words: cut() if words == ("daemon-reload",) else whole(environ, *words)
+""",
+    "with the writer stopped": """
+def stopped(environ, *_):
+    install.systemctl(environ, "stop", "corral-netfilter.service")
+    cut()
+install.start_units = stopped
+""",
+    "before the old code is removed": "installrootless.forget_others = cut",
+}
+OWN_RUN = """
+sys.argv = ["corral", "install"]
+sys.exit(cli.main())
+"""
+
 
 @pytest.fixture
 def releases(lab: Lab, tmp_path: Path) -> Releases:
@@ -128,8 +162,34 @@ def refused(done: Done, *words: str) -> None:
         assert word in done.stderr
 
 
-def system_part(host: Host) -> str:
-    return host.root("sh", "-c", "ls /opt/corral; cat /etc/systemd/system/corral-*; iptables -S; nft list table inet corral | grep -v counter").stdout  # fmt: skip
+def code(host: Host) -> list[str]:
+    """The directories of the writer's code."""
+    place = f"{host.box.home}/.local/share/corral/netfilter" if host.box.engine.rootless else "/opt/corral"
+    return host.root("ls", place).stdout.split()
+
+
+def units(host: Host) -> str:
+    """The units that run it."""
+    own = "~/.config/systemd/user/corral-* ~/.config/systemd/user/docker.service.d/corral.conf"
+    return host.shell(f"cat {own if host.box.engine.rootless else '/etc/systemd/system/corral-*'}").stdout
+
+
+def host_part(host: Host) -> str:
+    rules = host.netadmin_shell("iptables -S; nft list table inet corral | grep -v counter").stdout
+    return "\n".join([*code(host), units(host), rules])
+
+
+def cut_off(host: Host, where: str) -> Done:
+    """Install, and have what installs end itself there."""
+    if host.box.engine.rootless:
+        program = OWN_CUT + OWN_POINTS[where] + OWN_RUN
+        return host.box.run([PYTHON, "-c", program], check=False, timeout=180)
+    text = host.box.run(
+        [PYTHON, "-c", "from corral.install import root_program as p; print(p(1000)[0])"]
+    ).stdout
+    head, mark, tail = text.rpartition("\nsys.exit(")
+    program = head + CUT + POINTS[where] + mark + tail
+    return host.root("/usr/bin/python3", "-I", "-", input=program, check=False)
 
 
 def version_of_writer(host: Host) -> str:
@@ -143,23 +203,21 @@ def test_an_upgrade_under_a_running_sandbox_opens_nothing_and_loses_no_stream(
     host: Host, releases: Releases, old: str
 ) -> None:
     project = busy(host, "upgrade")
-    before = system_part(host)
-    old_directory = host.root("ls", "/opt/corral").stdout.strip()
+    before = host_part(host)
+    (old_directory,) = code(host)
     releases.use(releases.put(NEW))
 
     # The program is new, the services are not: nothing is done that only looks like enforced.
     for words in (["status"], ["run", "--", "true"], ["verify"]):
         refused(project.corral(*words, check=False), NEW, "0.1.0", "run: corral install")
-    assert system_part(host) == before
+    assert host_part(host) == before
 
     said = host.box.run(["corral", "install"], timeout=180).stdout
-    assert "user part: done" in said
-    directories = host.root("ls", "/opt/corral").stdout.split()
-    assert len(directories) == 1
-    assert directories[0].startswith(NEW)
-    units = host.root("sh", "-c", "cat /etc/systemd/system/corral-*").stdout
-    assert directories[0] in units
-    assert old_directory not in units
+    assert ("user part: done" in said) is not host.box.engine.rootless
+    (directory,) = code(host)
+    assert directory.startswith(NEW)
+    assert directory in units(host)
+    assert old_directory not in units(host)
     assert "--hashlimit-upto 21/sec" in host.netadmin("iptables", "-S", "CORRAL-DENY").stdout
     assert version_of_writer(host) == NEW
     host.wait_enforcer()
@@ -177,20 +235,19 @@ def test_an_upgrade_that_is_killed_anywhere_opens_nothing_and_the_next_one_ends_
 ) -> None:
     project = busy(host, "cutoff")
     releases.use(releases.put(NEW))
-    text = host.box.run(
-        [PYTHON, "-c", "from corral.install import root_program as p; print(p(1000)[0])"]
-    ).stdout
-    head, mark, tail = text.rpartition("\nsys.exit(")
-    for where, code in POINTS.items():
-        done = host.root("/usr/bin/python3", "-I", "-", input=head + CUT + code + mark + tail, check=False)
+    for where in POINTS:
+        done = cut_off(host, where)
         assert done.returncode in (-9, 137), (where, done)
         assert "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout, where
         assert host.internet.packets(host.internet.addresses["forbidden"]) == 0, where
         assert project.started[0].poll() is None, where
     host.box.run(["corral", "install"], timeout=180)
-    listed = host.root("sh", "-c", "ls /opt/corral; ls /etc/systemd/system | grep corral").stdout.split()
-    assert listed[0].startswith(NEW)
-    assert listed[1:] == ["corral-netfilter.service", "corral-netfilter.socket", "corral-skeleton.service"]
+    (directory,) = code(host)
+    assert directory.startswith(NEW)
+    assert directory in units(host)
+    if not host.box.engine.rootless:
+        listed = host.root("sh", "-c", "ls /etc/systemd/system | grep corral").stdout.split()
+        assert listed == ["corral-netfilter.service", "corral-netfilter.socket", "corral-skeleton.service"]
     host.wait_enforcer()
     assert version_of_writer(host) == NEW
     assert_nothing_happened_to(project, host)
@@ -205,7 +262,7 @@ def test_going_back_is_refused_without_loss_and_possible_on_purpose(
     project = busy(host, "goingback")
     data = f"{host.box.home}/.local/share/corral"
     before, state = (
-        system_part(host),
+        host_part(host),
         host.shell(f"cd {data}; find . -name '*.new' -o -print | sort; cat schema.json").stdout,
     )
     started = time.time()
@@ -223,7 +280,7 @@ def test_going_back_is_refused_without_loss_and_possible_on_purpose(
         lambda: host.user_systemctl("is-failed", "corral-enforcer", check=False).stdout.strip() == "failed"
     )
     assert "state schema 2" in host.user_journal(started)
-    assert system_part(host) == before
+    assert host_part(host) == before
     assert host.shell(f"cd {data}; find . -name '*.new' -o -print | sort; cat schema.json").stdout == state
     assert_nothing_happened_to(project, host)
 

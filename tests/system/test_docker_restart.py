@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from .host import Host, Project
+from .host import LIVE_RESTORE, Host, Project
 
 LINES = 300
 COUNT = f"touch up; for i in $(seq {LINES}); do echo line $i; echo other $i >&2; sleep 0.02; done; exit 7"
@@ -15,16 +14,8 @@ COUNT = f"touch up; for i in $(seq {LINES}); do echo line $i; echo other $i >&2;
 
 @pytest.fixture
 def live_restore(host: Host) -> Iterator[Host]:
-    host.box.write("/etc/docker/daemon.json", json.dumps({"live-restore": True}), owner="root")
-    host.restart_docker()
-    host.wait_enforcer()
-    try:
+    with host.engine_options(**{"live-restore": True}):
         yield host
-    finally:
-        host.end_projects()
-        host.root("rm", "/etc/docker/daemon.json")
-        host.restart_docker()
-        host.wait_enforcer()
 
 
 def counting(host: Host, project: Project) -> list[str]:
@@ -41,6 +32,7 @@ def ended(host: Host, project: Project) -> int:
     return int(project.read("code"))
 
 
+@LIVE_RESTORE
 @pytest.mark.fault("dockerd restart")
 @pytest.mark.parametrize("how", ["restart", "kill"])
 def test_a_session_outlives_docker_and_nothing_of_its_output_is_lost(live_restore: Host, how: str) -> None:
@@ -50,8 +42,7 @@ def test_a_session_outlives_docker_and_nothing_of_its_output_is_lost(live_restor
     if how == "restart":
         host.restart_docker()
     else:
-        pid = host.engine.systemctl("show", "-P", "MainPID", "docker").stdout.strip()
-        host.root("kill", "-9", pid)
+        host.engine.kill()
     assert ended(host, project) == 7
     assert project.read("out").splitlines() == [f"line {number}" for number in range(1, LINES + 1)]
     said = project.read("err").splitlines()

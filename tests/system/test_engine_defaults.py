@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
 from .host import Host
 
-SETTINGS = {
+SETTINGS: dict[str, object] = {
     "default-ulimits": {"memlock": {"Name": "memlock", "Hard": 65536, "Soft": 65536}},
     "log-driver": "json-file",
     "log-opts": {"compress": "true", "max-size": "5m"},
@@ -22,16 +21,8 @@ SETTINGS = {
 
 @pytest.fixture
 def configured(host: Host) -> Iterator[Host]:
-    host.box.write("/etc/docker/daemon.json", json.dumps(SETTINGS), owner="root")
-    host.restart_docker()
-    host.wait_enforcer()
-    try:
+    with host.engine_options(**SETTINGS):
         yield host
-    finally:
-        host.end_projects()
-        host.root("rm", "/etc/docker/daemon.json")
-        host.restart_docker()
-        host.wait_enforcer()
 
 
 @pytest.mark.fault("dockerd restart")

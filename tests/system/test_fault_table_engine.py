@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
+from .engine_side import WRITER
 from .flooding import ALLOWED_URL, controls, flooding, host_sink, standing
-from .host import ENFORCER, FLOOD, Host, until
-
-DAEMON = "/etc/docker/daemon.json"
-
-
-def restart_docker(host: Host) -> None:
-    host.engine.systemctl("reset-failed", "docker.service", check=False)
-    host.engine.systemctl("restart", "docker", timeout=120)
-    host.box.wait_for(["docker", "version"], timeout=60)
+from .host import ENFORCER, FLOOD, LIVE_RESTORE, Host, until
 
 
 @pytest.fixture
 def live_restore(host: Host) -> Iterator[Host]:
     """The engine keeps containers running while it is away itself."""
-    former = host.root("cat", DAEMON, check=False).stdout
-    host.box.write(DAEMON, json.dumps({**json.loads(former or "{}"), "live-restore": True}), owner="root")
-    restart_docker(host)
-    host.wait_enforcer()
-    try:
+    with host.engine_options(**{"live-restore": True}):
         yield host
-    finally:
-        host.end_projects()
-        if former:
-            host.box.write(DAEMON, former, owner="root")
-        else:
-            host.root("rm", "-f", DAEMON)
-        restart_docker(host)
-        host.wait_enforcer()
 
 
+@LIVE_RESTORE
 @pytest.mark.representative
 @pytest.mark.case(11)
 @pytest.mark.fault("dockerd restarted with live-restore")
@@ -46,9 +27,9 @@ def test_nothing_leaves_while_the_engine_restarts_under_a_running_sandbox(live_r
     host = live_restore
     with flooding(host, "live-restore") as flood:
         for _ in range(2):
-            restart_docker(host)
-        host.engine.systemctl("kill", "-s", "KILL", "--kill-whom=main", "docker.service")
-        host.box.wait_for(["docker", "version"], timeout=60)
+            host.restart_docker()
+        host.engine.kill()
+        host.engine.await_up()
         until(standing(host), 20, "the rules stand")
         assert flood.leaked == (0, 0)
         host.wait_enforcer()
@@ -57,8 +38,14 @@ def test_nothing_leaves_while_the_engine_restarts_under_a_running_sandbox(live_r
         flood.works()
 
 
-@pytest.mark.fault("dockerd restarted without live-restore")
-def test_nothing_leaves_while_the_engine_takes_its_containers_along(host: Host) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("restart", marks=pytest.mark.fault("dockerd restarted without live-restore")),
+        pytest.param("kill", marks=pytest.mark.fault("dockerd killed -9")),
+    ],
+)
+def test_nothing_leaves_while_the_engine_takes_its_containers_along(host: Host, how: str) -> None:
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("restarted")
     project.write("flood.py", FLOOD)
@@ -68,7 +55,12 @@ def test_nothing_leaves_while_the_engine_takes_its_containers_along(host: Host) 
         process = project.start(
             "sh", "-c", f"trap '' TERM; touch up; python3 flood.py {forbidden} 60", marker="up"
         )
-        restart_docker(host)
+        if how == "restart":
+            host.restart_docker()
+        else:
+            before = host.engine.network()
+            host.engine.kill()
+            host.engine.await_up(other_than=before)
         assert process.wait(60) != 0
         assert host.internet.packets(forbidden) == 0
         host.wait_enforcer()
@@ -94,7 +86,10 @@ def test_a_container_that_starts_at_boot_reaches_nothing_before_the_service_runs
         try:
             host.internet.reset_counters()
             host.box.reboot()
-            host.box.wait_for(["systemctl", "is-active", "docker", "corral-netfilter"], timeout=60)
+            host.box.wait_for(
+                lambda: host.engine.systemctl("is-active", "docker", WRITER, check=False).returncode == 0,
+                timeout=60,
+            )
 
             def logged() -> list[str]:
                 return host.box.run(["docker", "logs", ident], check=False).stdout.split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,6 @@ from tests.lab.layout import Layout, netns_path
 
 from .flooding import flooding, host_sink
 from .host import Host, until
-from .test_fault_table_engine import DAEMON, restart_docker
 
 RULES_OF_A_HOST = (
     "-t mangle -I PREROUTING 1 -j CONNMARK --restore-mark",
@@ -92,7 +90,7 @@ def test_two_sessions_of_one_bridge_stay_apart_while_bridge_filtering_is_off(hos
         value = ["sysctl", "-n", "net.bridge.bridge-nf-call-iptables"]
         until(lambda: host.root(*value).stdout.strip() == "1", 10, "bridge filtering is on again")
         # The listener hears: root on the host reaches it.
-        host.root("bash", "-c", f"for i in 1 2 3 4 5; do echo x >/dev/udp/{address}/7777; done")
+        host.netadmin("bash", "-c", f"for i in 1 2 3 4 5; do echo x >/dev/udp/{address}/7777; done")
         flood.project.write("enough", "")
         process.wait(30)
         assert flood.project.read("heard").strip() == "5"
@@ -134,7 +132,7 @@ def test_one_sandbox_cannot_fill_the_table_of_connections(host: Host) -> None:
         process = greedy.start("sh", "-c", "python3 open.py > counted", marker="opened")
         address = greedy.sandbox["sessions"][0]["address"]
         host.box.wait_for(lambda: greedy.read("counted").strip(), timeout=10)
-        tracked = host.root("sh", "-c", f"conntrack -L -s {address} 2>/dev/null | wc -l").stdout
+        tracked = host.netadmin("sh", "-c", f"conntrack -L -s {address} 2>/dev/null | wc -l").stdout
         print("tried", greedy.read("counted").strip(), "tracked", tracked.strip())
         # A burst of 2,048, then a hundred a second for the fifteen seconds it tries.
         assert 500 < int(tracked) <= 2048 + 15 * 100 + 64
@@ -252,24 +250,6 @@ def test_a_large_transfer_through_a_narrow_router_finds_its_size(host: Host, nar
     assert int(size) == 1280
 
 
-@contextlib.contextmanager
-def daemon(host: Host, **options: object) -> Iterator[None]:
-    """Docker with other options for the length of a block."""
-    former = host.root("cat", DAEMON, check=False).stdout
-    host.box.write(DAEMON, json.dumps({**json.loads(former or "{}"), **options}), owner="root")
-    try:
-        restart_docker(host)
-        host.wait_enforcer()
-        yield
-    finally:
-        if former:
-            host.box.write(DAEMON, former, owner="root")
-        else:
-            host.root("rm", "-f", DAEMON)
-        restart_docker(host)
-        host.wait_enforcer()
-
-
 @pytest.mark.case(2)
 @pytest.mark.fault("userland-proxy=false")
 @pytest.mark.parametrize("proxy", [True, False], ids=["userland proxy", "no userland proxy"])
@@ -278,7 +258,7 @@ def test_ports_that_other_containers_publish_are_closed_to_a_sandbox(host: Host,
     project = host.project("published")
     project.inside("true")
     image = host.box.run(["docker", "images", "-q", "corral/*"]).stdout.split()[0]
-    with daemon(host, **options) if options else contextlib.nullcontext():
+    with host.engine_options(**options) if options else contextlib.nullcontext():
         serve = ["--entrypoint", "python3", image, "-m", "http.server", "80"]
         ident = host.box.run(
             ["docker", "run", "-d", "-p", "18080:80", "-p", "127.0.0.1:18081:80", *serve]

@@ -21,7 +21,7 @@ iptables -A FORWARD -i corral-+ -j ACCEPT
 
 
 HELD = pytest.mark.engine(
-    "trixie", "sid", reason="nft of Debian 12 cannot say that a table is held (docs/limits.md)"
+    "trixie", "sid", "rootless", reason="nft of Debian 12 cannot say that a table is held (docs/limits.md)"
 )
 
 
@@ -118,8 +118,8 @@ def test_a_writer_that_comes_back_takes_the_table_again(docker_again: Host) -> N
         "the table is held again",
     )
     # Flushed while nobody held it: the next writer makes it anew and holds it.
-    host.engine.systemctl("stop", "corral-netfilter.socket", "corral-netfilter.service")
+    host.engine.systemctl("stop", *host.engine.writer_units)
     host.netadmin("nft", "flush", "ruleset")
-    host.engine.systemctl("start", "corral-netfilter.socket", "corral-netfilter.service")
+    host.engine.systemctl("start", *host.engine.writer_units)
     until(standing(host), 20, "the rules stand")
     assert host.netadmin("nft", "delete", "table", "inet", "corral", check=False).returncode != 0

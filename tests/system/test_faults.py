@@ -208,12 +208,12 @@ def test_a_restarted_container_gets_its_entries_again(host: Host) -> None:
 @pytest.mark.fault("skeleton unit run three times")
 def test_the_skeleton_unit_is_idempotent(host: Host) -> None:
     def state() -> str:
-        return host.shell(
+        return host.netadmin_shell(
             "iptables -S; iptables -t nat -S; ip6tables -S; nft list table inet corral | sed 's/packets.*drop/drop/'"
-            "; ipset list -n", user="root",
-        ).stdout  # fmt: skip
+            "; ipset list -n"
+        ).stdout
 
     before = state()
     for _ in range(3):
-        host.root("systemctl", "restart", "corral-skeleton")
+        host.engine.systemctl("restart", host.engine.loader)
     assert state() == before

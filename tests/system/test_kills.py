@@ -9,15 +9,14 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.lab import Box
 
-from .host import ENFORCER, Host, Project, until
+from .host import ENFORCER, LIVE_RESTORE, Host, Project, until
 
 ALLOWED, URL = "allowed1.corral.example", "https://allowed1.corral.example/"
 # The second address has no server; what is allowed has to work as long as the first is among the answers.
@@ -28,7 +27,6 @@ ANSWERS = (
 )
 VICTIMS = ("enforcer", "writer", "dockerd", "cli")
 WEIGHTS = (5, 4, 1, 2)
-DAEMON = "/etc/docker/daemon.json"
 
 # Some 2,000 datagrams a second; says now and then how many it has sent.
 SENDER = """\
@@ -89,8 +87,7 @@ def pid_of(host: Host, victim: str) -> int:
     """Return the main process of a service, 0 while it has none."""
     if victim == "enforcer":
         return host.enforcer_pid()
-    unit = {"writer": "corral-netfilter.service", "dockerd": "docker.service"}[victim]
-    return int(host.root("systemctl", "show", "-P", "MainPID", unit).stdout)
+    return host.engine.writer_pid() if victim == "writer" else host.engine.pid()
 
 
 def kill(host: Host, victim: str, starting: subprocess.Popen[Any] | None) -> bool:
@@ -109,10 +106,10 @@ def recovered(host: Host) -> None:
     """Return once everything answers again."""
     # Otherwise systemd waits longer before each further start, and gives Docker up after the third in a minute.
     host.user_systemctl("reset-failed", ENFORCER, check=False)
-    host.engine.systemctl("reset-failed", "docker.service", "docker.socket", check=False)
+    host.engine.systemctl("reset-failed", *host.engine.engine_units, check=False)
     if pid_of(host, "dockerd") == 0:
         host.engine.systemctl("start", "docker", check=False)
-    until(lambda: host.box.run(["docker", "version"], check=False).returncode == 0, 60, "Docker answers")
+    host.engine.await_up()
     for victim in ("enforcer", "writer"):
         until(lambda victim=victim: pid_of(host, victim) != 0, 60, f"the {victim} runs")  # type: ignore[misc]
     host.wait_enforcer()
@@ -188,24 +185,6 @@ def play(host: Host, kills: int, seed: int) -> Counter[str]:
     return count
 
 
-@contextmanager
-def live_restore(host: Host) -> Iterator[None]:
-    """Docker leaves containers alone when it dies."""
-    before = host.root("cat", DAEMON, check=False)
-    body = json.loads(before.stdout) if before.returncode == 0 else {}
-    host.box.write(DAEMON, json.dumps({**body, "live-restore": True}), owner="root")
-    host.engine.systemctl("reload", "docker")
-    try:
-        yield
-    finally:
-        if before.returncode == 0:
-            host.box.write(DAEMON, before.stdout, owner="root")
-        else:
-            host.root("rm", DAEMON)
-        host.restart_docker()
-        recovered(host)
-
-
 def chosen() -> int:
     """Return CORRAL_KILLS_SEED, or a new one."""
     return int(os.environ.get("CORRAL_KILLS_SEED") or random.SystemRandom().getrandbits(32))
@@ -223,8 +202,9 @@ def test_a_hundred_random_kills_let_nothing_out(host: Host) -> None:
     assert set(count) == set(VICTIMS)
 
 
+@LIVE_RESTORE
 @pytest.mark.fault("kill -9 at random, live-restore")
 def test_a_hundred_random_kills_with_live_restore_let_nothing_out(host: Host) -> None:
-    with live_restore(host):
+    with host.engine_options(**{"live-restore": True}):
         count = play(host, 100, chosen())
     assert set(count) == set(VICTIMS)

@@ -14,23 +14,37 @@ import pytest
 
 from tests.lab import Box
 
-from .host import BASE_POLICY, CONFIG, ENFORCER, FLOOD, PIPX, PYTHON, Done, Host, Project, until
+from .host import (
+    BASE_POLICY,
+    CONFIG,
+    ENFORCER,
+    FLOOD,
+    LIVE_RESTORE,
+    OWN_NAMESPACES,
+    PIPX,
+    PYTHON,
+    Done,
+    Host,
+    Project,
+    until,
+)
 
 EVE = 1001
 STATE = ".local/share/corral"
 
 # Everything that corral could leave behind. Counters move by themselves.
-LOOK = r"""
+LOOK_NETWORK = r"""
 for tool in iptables ip6tables; do for table in filter nat mangle raw; do
   $tool -t $table -S 2>/dev/null | sed "s/^/$tool $table /"
 done; done
 ipset list -n
 nft list ruleset | sed -E 's/ packets [0-9]+ bytes [0-9]+//'
+ip -br link | awk '{print $1}' | grep corral
+true
+"""
+LOOK = r"""
 systemctl list-unit-files --no-legend --plain --no-pager | awk '{print $1, $2}' | sort
 systemctl list-units --all --no-legend --plain --no-pager 'corral*' | awk '{print $1}'
-docker network ls --format '{{.Name}} {{.Driver}}' | sort
-docker ps -a --format '{{.Names}}' | sort
-docker images --format '{{.Repository}}:{{.Tag}}' | grep -v ^kept-by-the-lab | sort
 ss -xlH | awk '{print $5}' | grep -c corral || true
 ls -d /opt/* /run/*corral* /run/private/* /var/lib/*corral* /usr/local/lib/*corral* 2>/dev/null
 find /etc -name '*corral*' | sort
@@ -39,15 +53,24 @@ ip -br link | awk '{print $1}' | grep corral
 true
 """
 LOOK_USER = r"""
+docker network ls --format '{{.Name}} {{.Driver}}' | sort
+docker ps -a --format '{{.Names}}' | sort
+docker images --format '{{.Repository}}:{{.Tag}}' | grep -v ^kept-by-the-lab | sort
 systemctl --user list-unit-files --no-legend --plain --no-pager | awk '{print $1, $2}' | sort
 systemctl --user list-units --all --no-legend --plain --no-pager 'corral*' | awk '{print $1}'
 find ~/.config/systemd -name '*corral*' 2>/dev/null
-ls -d /run/user/$(id -u)/corral* 2>/dev/null
+ls -d ~/.local/share/corral/netfilter /run/user/$(id -u)/corral* 2>/dev/null
 true
 """
 # iptables leaves the table when its last chain goes.
 EMPTY = ("table ip6 filter {\n}\n", "# Warning: table ip6 filter is managed by iptables-nft, do not touch!\n")
 
+# Of an installation for a rootless engine.
+OWN_CODE = "~/.local/share/corral/netfilter"
+OWN_UNITS = (
+    "~/.config/systemd/user/corral-netfilter.service ~/.config/systemd/user/docker.service.d/corral.conf"
+)
+NO_RULES = "iptables -D DOCKER-USER 1; iptables -F CORRAL-OUT; nft delete table inet corral"
 SYSTEM_PART = "iptables -S | grep -E 'CORRAL-|corral:' | sort; systemctl cat 'corral-*'; ls /opt/corral"
 
 FOREIGN = r"""
@@ -76,7 +99,8 @@ ipset destroy mine
 
 
 def look(host: Host) -> str:
-    text = host.root("sh", "-c", LOOK).stdout + host.shell(LOOK_USER, check=False).stdout
+    there = host.netadmin("sh", "-c", LOOK_NETWORK).stdout if host.engine.network() else ""
+    text = there + host.root("sh", "-c", LOOK).stdout + host.shell(LOOK_USER, check=False).stdout
     for part in EMPTY:
         text = text.replace(part, "")
     return text
@@ -95,7 +119,8 @@ def leaving(host: Host) -> Iterator[Host]:
         yield host
     finally:
         host.end_projects()
-        host.engine.systemctl("start", "docker.socket", "docker", check=False)
+        host.engine.systemctl("start", *host.engine.engine_units, check=False)
+        host.engine.await_up()
         host.box.write(f"{host.box.home}/.config/corral/enforcer.toml", CONFIG)
         uninstall(host, "--yes", "--force")
         host.box.run(["corral", "install"], timeout=180)
@@ -122,11 +147,14 @@ def test_uninstalling_leaves_the_host_as_it_was_and_foreign_rules_in_place(leavi
     host = leaving
     uninstall(host, "--yes", "--force")
     nothing_of_ours(host)
-    host.root("bash", "-ec", FOREIGN)
+    host.netadmin("bash", "-ec", FOREIGN)
     try:
-        before = look(host)
+        before, network = look(host), host.engine.network()
         host.box.run(["corral", "install"], timeout=180)
         host.wait_enforcer()
+        if host.engine.network() != network:
+            # A rootless engine was started again, and what others had in its network went with that.
+            host.netadmin("bash", "-ec", FOREIGN)
         assert "corral-pins" in look(host)
         project = running(host, "leaving")
 
@@ -143,7 +171,8 @@ def test_uninstalling_leaves_the_host_as_it_was_and_foreign_rules_in_place(leavi
         assert listed["done"] is False
         assert listed["running"] == project.containers()
         kinds = {row["kind"] for row in listed["remove"]}
-        assert kinds >= {"container", "network", "image", "user", "rules", "system"}
+        assert kinds >= {"container", "network", "image", "user", "rules"}
+        assert ("system" in kinds) is not host.box.engine.rootless
         done = uninstall(host, "--force", check=False)
         assert done.returncode == 1
         assert "corral uninstall --yes" in done.stderr
@@ -153,7 +182,7 @@ def test_uninstalling_leaves_the_host_as_it_was_and_foreign_rules_in_place(leavi
         project.started[0].wait(timeout=30)
         assert look(host) == before
     finally:
-        host.root("bash", "-c", FOREIGN_GONE)
+        host.netadmin("bash", "-c", FOREIGN_GONE)
     nothing_of_ours(host)
     again = uninstall(host)
     assert again.stdout.startswith("nothing of corral is installed")
@@ -166,16 +195,18 @@ def test_it_works_while_docker_is_down_and_says_what_is_left_in_it(leaving: Host
     host = leaving
     project = host.project("dockerdown")
     project.inside("true", timeout=600)
-    host.engine.systemctl("stop", "docker.socket", "docker")
+    host.engine.systemctl("stop", *host.engine.engine_units)
     done = uninstall(host, "--yes")
     assert "when Docker runs again: corral uninstall" in done.stdout
     # The bridge is gone; what is left of Docker's own rules for it is Docker's.
     script = "iptables -S; iptables -t nat -S; nft list tables; ipset list -n; ip -br link"
-    rules = host.root("sh", "-c", script).stdout.splitlines()
+    # Those of a rootless engine are in its namespace, which is gone.
+    rules = host.netadmin_shell(script).stdout.splitlines() if host.engine.network() else []
     ours = [line for line in rules if re.search("CORRAL|corral:|^corral|inet corral", line)]
     assert ours == []
     assert host.root("sh", "-c", "ls -d /opt/corral /run/corral* /var/lib/corral", check=False).stdout == ""
-    host.engine.systemctl("start", "docker.socket", "docker")
+    host.engine.systemctl("start", *host.engine.engine_units)
+    host.engine.await_up()
     networks = host.box.run(["docker", "network", "ls", "--format", "{{.Name}}"])
     assert "corral" in networks.stdout
     done = uninstall(host, "--yes")
@@ -183,6 +214,7 @@ def test_it_works_while_docker_is_down_and_says_what_is_left_in_it(leaving: Host
     nothing_of_ours(host)
 
 
+@LIVE_RESTORE
 @pytest.mark.fault("docker killed")
 def test_containers_that_outlive_docker_keep_their_rules(leaving: Host) -> None:
     host = leaving
@@ -213,22 +245,37 @@ def test_containers_that_outlive_docker_keep_their_rules(leaving: Host) -> None:
 
 @pytest.mark.fault("half removed")
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "own"),
     [
-        "rm -rf /opt/corral; systemctl kill -s KILL corral-netfilter.service; iptables -F DOCKER-USER",
-        "rm -f /etc/systemd/system/corral-netfilter.service /etc/systemd/system/corral-skeleton.service; systemctl daemon-reload",
-        "systemctl stop corral-netfilter.socket corral-netfilter.service; iptables -D DOCKER-USER 1; iptables -F CORRAL-OUT; nft delete table inet corral",
-        "rm -rf /run/corral /run/corral-netfilter /run/private/corral-netfilter /var/lib/corral",
+        (
+            "rm -rf /opt/corral; systemctl kill -s KILL corral-netfilter.service; iptables -F DOCKER-USER",
+            f"rm -rf {OWN_CODE}; systemctl --user kill -s KILL corral-netfilter.service; {OWN_NAMESPACES} iptables -F DOCKER-USER",
+        ),
+        (
+            "rm -f /etc/systemd/system/corral-netfilter.service /etc/systemd/system/corral-skeleton.service; systemctl daemon-reload",
+            f"rm -f {OWN_UNITS}; systemctl --user daemon-reload",
+        ),
+        (
+            f"systemctl stop corral-netfilter.socket corral-netfilter.service; {NO_RULES}",
+            f"systemctl --user stop corral-netfilter.service; {OWN_NAMESPACES} sh -c '{NO_RULES}'",
+        ),
+        (
+            "rm -rf /run/corral /run/corral-netfilter /run/private/corral-netfilter /var/lib/corral",
+            "rm -rf $XDG_RUNTIME_DIR/corral",
+        ),
     ],
     ids=["no code", "no units", "no rules", "no records"],
 )  # fmt: skip
-def test_half_removed_states_go_as_well(leaving: Host, damage: str) -> None:
+def test_half_removed_states_go_as_well(leaving: Host, damage: str, own: str) -> None:
     host = leaving
     # The enforcer is dead, and no policy is valid.
     project = host.project("half", "profile: none\n")
     host.user_systemctl("kill", "-s", "KILL", ENFORCER)
     host.user_systemctl("stop", ENFORCER)
-    host.root("bash", "-c", damage)
+    if host.box.engine.rootless:
+        host.shell(own)
+    else:
+        host.root("bash", "-c", damage)
     done = host.box.run(["corral", "uninstall", "--yes"], cwd=project.path, timeout=180)
     assert done.stdout.splitlines()[-1].startswith("done")
     nothing_of_ours(host)
@@ -240,13 +287,21 @@ def test_rules_whose_files_were_removed_by_hand_are_found_with_force(leaving: Ho
     host = leaving
     uninstall(host, "--dry-run")
     host.user_systemctl("disable", "--now", ENFORCER)
+    own = f"""
+        systemctl --user disable --now corral-netfilter.service
+        rm -rf {OWN_CODE} {OWN_UNITS} $XDG_RUNTIME_DIR/corral ~/.config/systemd/user/*corral*
+        systemctl --user daemon-reload
+    """
     script = """
         systemctl stop corral-netfilter.socket corral-netfilter.service corral-skeleton.service
         rm -rf /opt/corral /var/lib/corral /run/corral /run/corral-netfilter /run/private/corral-netfilter
         find /etc -name '*corral*' -delete; systemctl daemon-reload
         rm -rf /run/user/1000/corral /home/dev/.config/systemd/user/*corral*
     """
-    host.root("bash", "-c", script)
+    if host.box.engine.rootless:
+        host.shell(own)
+    else:
+        host.root("bash", "-c", script)
     assert uninstall(host).stdout.startswith("nothing of corral is installed")
     assert "CORRAL-OUT" in host.netadmin("iptables", "-S").stdout
     uninstall(host, "--yes", "--force")

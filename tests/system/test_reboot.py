@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .engine_side import WRITER
 from .host import Host
 
 
@@ -13,14 +14,11 @@ def test_after_a_reboot_the_fence_stands_before_docker_and_runs_work(host: Host)
     project = host.project("reboot")
     project.inside("true")
     host.box.reboot()
-    host.box.wait_for(["systemctl", "is-active", "docker", "corral-netfilter", "corral-skeleton"], timeout=60)
-    stamps = (
-        host.root(
-            "systemctl", "show", "-P", "ExecMainExitTimestampMonotonic", "corral-skeleton"
-        ).stdout.strip(),
-        host.engine.systemctl("show", "-P", "ExecMainStartTimestampMonotonic", "docker").stdout.strip(),
+    units = ["docker", WRITER, host.engine.loader]
+    host.box.wait_for(
+        lambda: host.engine.systemctl("is-active", *units, check=False).returncode == 0, timeout=60
     )
-    assert 0 < int(stamps[0]) < int(stamps[1])
+    assert host.engine.guarded()
     assert "CORRAL-OUT" in host.netadmin("iptables", "-S", "DOCKER-USER").stdout.splitlines()[1]
     host.wait_enforcer()
     assert "203.0.113.10" in project.inside("curl", "-sS", "https://allowed1.corral.example/").stdout

@@ -336,3 +336,22 @@ def test_rules_in_the_engine_of_the_user_s_own_go_without_the_program_for_root()
     # Told to end what runs with --force, such a user has no sudo for it.
     assert not decide(replace(found, apart=True), force=True).system
     assert decide(found, force=True).system
+
+
+def test_rules_in_such_an_engine_whose_files_somebody_removed_are_looked_for_with_force() -> None:
+    bare = Survey(uid=ME, docker=None, rootless=True, apart=True)
+    assert decide(bare).nothing
+    plan = decide(bare, force=True)
+    assert (plan.inside, plan.system, plan.nothing) == (True, False, False)
+    # One that was installed for the system's engine has the program for root for that.
+    assert not decide(replace(bare, apart=False), force=True).inside
+
+
+def test_one_file_of_such_an_installation_is_enough_to_know_it_and_its_writer_is_stopped(host: Host) -> None:
+    (host.places.users / str(ME)).unlink()
+    (host.data / "netfilter" / "0.1.0-0a0b0c0d").mkdir(parents=True)
+    told = host.run(assume_yes=True)
+    assert "done" in told
+    assert "root" not in host.log
+    assert "systemctl --user stop corral-netfilter.service" in host.log
+    assert not (host.data / "netfilter").exists()
