@@ -52,6 +52,12 @@ def with_loopback(host: Host) -> contextlib.AbstractContextManager[None]:
     return _started_with(host, "DOCKERD_ROOTLESS_ROOTLESSKIT_DISABLE_HOST_LOOPBACK", "false")
 
 
-def with_ipv6(host: Host) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def with_ipv6(host: Host) -> Iterator[None]:
     """Have slirp4netns pass IPv6, which it does not by itself. All sandboxes end."""
-    return _started_with(host, "DOCKERD_ROOTLESS_ROOTLESSKIT_FLAGS", "--ipv6")
+    with _started_with(host, "DOCKERD_ROOTLESS_ROOTLESSKIT_FLAGS", "--ipv6"):
+        if host.box.engine.rootless:
+            # Docker switches forwarding on with its first network of IPv6, and the kernel then forgets the default
+            # route that slirp4netns announces.
+            host.netadmin_shell("echo 2 > /proc/sys/net/ipv6/conf/tap0/accept_ra")
+        yield
