@@ -7,9 +7,9 @@ import pytest
 from tests.demo.scenario import play, render
 from tests.lab import Lab
 
-from .host import Host
+from .host import EVERY_ENGINE, Host
 
-pytestmark = pytest.mark.representative
+pytestmark = [pytest.mark.representative, EVERY_ENGINE]
 
 
 def test_a_real_agent_does_its_work_and_reaches_nothing_else(lab: Lab, host: Host) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import Box, Internet, Lab
 
-from .host import BASE_POLICY, ENFORCER, Host, Project
+from .host import BASE_POLICY, ENFORCER, EVERY_ENGINE, Host, Project
 from .tamper import TABLE, Tampering
 from .tamperbench import note, parameters
 
@@ -69,7 +69,7 @@ def mute(host: Host, project: Project) -> Iterator[None]:
     script = "rm /usr/local/bin/corral-verify; install -m 755 /bin/true /usr/local/bin/corral-verify"
     host.shell(
         f"c=$(docker create -u 0 --network none --entrypoint sh {tag} -ec '{script}'); docker start -a $c; "
-        f"docker commit -c 'USER 1000:1000' $c {tag}; docker rm $c"
+        f"docker commit -c 'USER {host.engine.agent}' $c {tag}; docker rm $c"
     )
     try:
         yield
@@ -89,7 +89,8 @@ def edited(host: Host, project: Project) -> Iterator[None]:
 
 @contextmanager
 def vandal(host: Host, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = host.box.popen(["sh", "-c", script], user="root", stdin=subprocess.PIPE)
+    command = [*host.engine.entering(), "sh", "-c", script]
+    process = host.box.popen(command, user="root", stdin=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -173,7 +174,7 @@ def alone(project: Project) -> Iterator[str]:
 @contextmanager
 def link(host: Host, project: Project) -> Iterator[None]:
     with alone(project) as name:
-        pid = host.root("docker", "inspect", "-f", "{{.State.Pid}}", name).stdout.strip()
+        pid = host.box.run(["docker", "inspect", "-f", "{{.State.Pid}}", name]).stdout.strip()
         host.root("nsenter", "-t", pid, "-n", "ip", "link", "add", "link0", "type", "bridge")
         yield
 
@@ -182,8 +183,8 @@ def link(host: Host, project: Project) -> Iterator[None]:
 def connected(host: Host, project: Project) -> Iterator[None]:
     with alone(project) as name:
         host.user_systemctl("stop", ENFORCER)
-        host.root("docker", "network", "disconnect", "none", name)
-        host.root("docker", "network", "connect", "bridge", name)
+        host.box.run(["docker", "network", "disconnect", "none", name])
+        host.box.run(["docker", "network", "connect", "bridge", name])
         try:
             yield
         finally:
@@ -197,6 +198,7 @@ BREAKS = {
 }
 
 
+@EVERY_ENGINE
 @pytest.mark.parametrize("tampering", parameters(WHOLE))
 def test_what_only_the_whole_command_can_see_fails_exactly_that_check(
     host: Host, project: Project, tampering: Tampering, record_property: Callable[[str, object], None]
