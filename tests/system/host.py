@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import textwrap
 import time
@@ -169,6 +170,12 @@ class Host:
     def netadmin_shell(self, script: str, check: bool = True, timeout: float = 60) -> Done:
         """Run a script with ``netadmin``. Files are the host's all the same."""
         return self.netadmin("bash", "-ec", script, check=check, timeout=timeout)
+
+    def from_host(self, script: str, timeout: float = 60) -> Done:
+        """Run a script as who is root in the engine's network, for rules that ask who sends."""
+        if self.box.engine.rootless:
+            return self.shell(f"{OWN_NAMESPACES} bash -ec {shlex.quote(script)}", timeout=timeout)
+        return self.shell(script, user="root", timeout=timeout)
 
     def root_inside(self, container: str, *argv: str, timeout: float = 60) -> Done:
         """Run a program of the box as root, with every capability, in a container's network namespace.

@@ -88,9 +88,9 @@ def test_two_sessions_of_one_bridge_stay_apart_while_bridge_filtering_is_off(hos
             "bash", "-c", f"for i in $(seq 200); do echo x >/dev/udp/{address}/7777; done 2>/dev/null; true"
         )
         value = ["sysctl", "-n", "net.bridge.bridge-nf-call-iptables"]
-        until(lambda: host.root(*value).stdout.strip() == "1", 10, "bridge filtering is on again")
+        until(lambda: host.netadmin(*value).stdout.strip() == "1", 10, "bridge filtering is on again")
         # The listener hears: root on the host reaches it.
-        host.netadmin("bash", "-c", f"for i in 1 2 3 4 5; do echo x >/dev/udp/{address}/7777; done")
+        host.from_host(f"for i in 1 2 3 4 5; do echo x >/dev/udp/{address}/7777; done")
         flood.project.write("enough", "")
         process.wait(30)
         assert flood.project.read("heard").strip() == "5"
@@ -246,8 +246,9 @@ def test_a_large_transfer_through_a_narrow_router_finds_its_size(host: Host, nar
     project.write("upload.py", UPLOAD)
     received, size = project.inside("python3", "upload.py", "narrow.corral.example").stdout.split()
     assert received == "500000"
-    # What the router said came back to the sandbox, through the rules.
-    assert int(size) == 1280
+    # What the router said came back to the sandbox, through the rules; or to slirp4netns, which ends the flows of a
+    # rootless engine's containers and opens its own on the host.
+    assert (int(size) == 1280) is not host.box.engine.rootless
 
 
 @pytest.mark.case(2)

@@ -195,7 +195,7 @@ def test_a_flood_meets_the_rules_while_both_processes_are_down(host: Host) -> No
             "iptables -I FORWARD 1 -j ACCEPT",
             "iptables -I INPUT 1 -j ACCEPT",
         ):
-            host.shell(command, user="root")
+            host.netadmin_shell(command)
         time.sleep(2)
         assert flood.leaked == (0, 0)
         host.engine.systemctl("start", *host.engine.writer_units)

@@ -16,13 +16,12 @@ import pytest
 
 from tests.lab import Box
 
+from .engine_side import WRITER
 from .flooding import host_sink
 from .host import BASE_POLICY, ENFORCER, FLOOD, OWN_NAMESPACES, Done, Host, starts, until
 
 pytestmark = pytest.mark.engine("rootless", reason="it is about an engine of the user's own")
 
-WRITER = "corral-netfilter.service"
-ENGINE = "docker.service"
 DROP_INS = "/home/dev/.config/systemd/user/docker.service.d"
 LOOPBACK = "10.0.2.2"
 RESOLVER = "10.0.2.3"
@@ -68,36 +67,9 @@ def within(host: Host, *argv: str, check: bool = True) -> Done:
     return host.shell(OWN_NAMESPACES + shlex.join(argv), check=check)
 
 
-def namespace(host: Host, pid: str) -> str:
-    """Return the network namespace of a process, nothing when there is no such process."""
-    return host.shell(f"readlink /proc/{pid}/ns/net", check=False).stdout.strip()
-
-
-def engine_pid(host: Host) -> str:
-    """Return the engine's process, nothing when it has noted none."""
-    return host.shell("cat $XDG_RUNTIME_DIR/docker.pid", check=False).stdout.strip()
-
-
-def await_engine(host: Host, other_than: str = "") -> str:
-    """Wait for an engine in a namespace other than that, and return its namespace.
-
-    For a moment after its end systemd calls the old one active, and its note is still there.
-    """
-
-    def answers() -> bool:
-        there = namespace(host, engine_pid(host))
-        if not there or there == other_than:
-            return False
-        return host.box.run(["docker", "version"], check=False).returncode == 0
-
-    until(answers, 60, "the engine is there")
-    return namespace(host, engine_pid(host))
-
-
 def restart_engine(host: Host) -> None:
     host.user_systemctl("daemon-reload")
-    host.user_systemctl("reset-failed", ENGINE, check=False)
-    host.box.run(["systemctl", "--user", "restart", ENGINE], timeout=90)
+    host.engine.restart()
 
 
 def services(host: Host, verb: str) -> None:
@@ -108,7 +80,7 @@ def services(host: Host, verb: str) -> None:
 def own(host: Host) -> Iterator[Host]:
     """The host, which has corral and a guarded engine again afterwards, whatever a test did to them."""
     yield host
-    await_engine(host)
+    host.engine.await_up()
     for name in host.box.run(["docker", "ps", "-aq", "--filter", "name=stranger"]).stdout.split():
         host.box.run(["docker", "rm", "-f", name], check=False)
     host.end_projects()
@@ -222,13 +194,40 @@ def test_after_a_restart_of_the_engine_the_writer_is_in_the_new_namespace(own: H
     host = own
     project = host.project("again")
     project.inside("true")
-    old = namespace(host, engine_pid(host))
-    host.shell("kill -9 $(cat $XDG_RUNTIME_DIR/docker.pid)")
-    new = await_engine(host, other_than=old)
+    old = host.engine.network()
+    host.engine.kill()
+    host.engine.await_up(other_than=old)
     host.wait_enforcer()
-    writer = host.user_systemctl("show", "-P", "MainPID", WRITER).stdout.strip()
-    assert namespace(host, writer) == namespace(host, engine_pid(host)) == new
+    writer = host.root("readlink", f"/proc/{host.engine.writer_pid()}/ns/net").stdout.strip()
+    assert writer == host.engine.network() != old
     assert "203.0.113.20" in project.inside("curl", "-sS", "https://allowed2.corral.example/").stdout
+
+
+@pytest.mark.case(11)
+@pytest.mark.fault("dockerd restarted with live-restore")
+@pytest.mark.parametrize("how", ["restart", "kill"])
+def test_live_restore_keeps_no_container_of_such_an_engine_and_nothing_leaves(own: Host, how: str) -> None:
+    """Why the tests of sessions that outlive an engine are not for this one."""
+    host, forbidden = own, own.internet.addresses["forbidden"]
+    project = host.project("outlives")
+    project.write("flood.py", FLOOD)
+    with host.engine_options(**{"live-restore": True}):
+        told = host.box.run(["docker", "info", "-f", "{{.LiveRestoreEnabled}}"]).stdout
+        assert told.strip() == "true"
+        host.internet.reset_counters()
+        script = f"trap '' TERM; touch up; python3 flood.py {forbidden} 120"
+        process = project.start("sh", "-c", script, marker="up")
+        before = host.engine.network()
+        if how == "restart":
+            host.engine.restart()
+        else:
+            host.engine.kill()
+            host.engine.await_up(other_than=before)
+        assert process.wait(60) != 0
+        assert host.box.run(["docker", "ps", "-q"]).stdout == ""
+        assert host.box.run(["pgrep", "-f", "flood.py"], check=False).stdout == ""
+        assert host.internet.packets(forbidden) == 0
+        host.control(forbidden)
 
 
 @pytest.mark.case(1)
