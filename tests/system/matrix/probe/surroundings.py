@@ -324,8 +324,8 @@ def cgroup_writes(given: Given) -> str:
     groups = {path for path, _ in _below("/sys/fs/cgroup") if path.endswith("/cgroup.procs")}
     tops = sorted(path.rpartition("/")[0] for path in groups)[:3]
     agents = there(tuple(f"{top}/release_agent" for top in tops))
-    attempts = {f"mkdir {top}": lambda top=top: os.rmdir(_directory(f"{top}/corral-probe")) for top in tops}  # type: ignore[misc]
-    attempts |= {path: lambda path=path: os.close(os.open(path, os.O_WRONLY)) for path in agents}  # type: ignore[misc]
+    attempts = {f"mkdir {top}": lambda top=top: os.rmdir(_directory(f"{top}/corral-probe")) for top in tops}
+    attempts |= {path: lambda path=path: os.close(os.open(path, os.O_WRONLY)) for path in agents}
     return each(attempts)
 
 
