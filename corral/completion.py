@@ -113,7 +113,7 @@ def candidates(root: Any, words: Sequence[str], lookup: Lookup) -> list[Candidat
     if awaited is not None:
         found = [Candidate(text) for text in lookup(_kind(name, awaited))]
     elif current.startswith("-"):
-        found = _options(command)
+        found = _options(command) + _values(command, current, name, lookup)
     elif _commands(command):
         found = [
             Candidate(word, _first_line(below.help))
@@ -136,6 +136,13 @@ def _option(command: Any, word: str) -> Any | None:
             flag = getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
             return None if flag else parameter
     return None
+
+
+def _values(command: Any, word: str, name: str, lookup: Lookup) -> list[Candidate]:
+    """Return what follows the sign of an option that is one word with its value, as zsh and fish give it."""
+    option, equals, _ = word.partition("=")
+    meant = _option(command, option) if equals else None
+    return [] if meant is None else [Candidate(f"{option}={text}") for text in lookup(_kind(name, meant))]
 
 
 def _options(command: Any) -> list[Candidate]:

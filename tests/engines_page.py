@@ -37,6 +37,11 @@ COLUMNS = (
     "left out",
     "tested",
 )
+SHOWN = """\
+A case is what once broke somebody's sandbox, a fault what the fault table ([testing.md](testing.md)) does to a host while a sandbox
+floods: ✓ every test of it passed (or the one that this engine can have), – none runs there, for a reason that is below.
+"""
+OUTCOMES = {"passed": "✓", "skipped": "–", "failed": "failed", None: ""}
 DRIVERS = """
 ## Drivers
 
@@ -67,11 +72,28 @@ of them only; no test was ever run there.
 def row(name: str, told: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of one engine's row."""
     outcomes = told.get("outcomes", {})
-    tested = f"{told['date']}, `{str(told['commit'])[:12]}`"
+    tested = f"{told['date']}, `{str(told['commit'])[:12]}`" + (", in part" if unrun(told) else "")
     facts = [name, *(str(told.get(column, "")) for column in COLUMNS[1:7])]
     counts = [str(outcomes.get("passed", 0)), str(outcomes.get("failed", 0))]
     counts.append(str(sum(outcomes.get(kind, 0) for kind in ("skipped", "xfailed", "deselected"))))
     return (*facts, *counts, tested)
+
+
+def unrun(told: Mapping[str, Any]) -> list[str]:
+    """Return the files that a run did not come to: they have no outcome."""
+    return [piece for piece, part in told.get("pieces", {}).items() if not part["outcomes"]]
+
+
+def shown(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a table with a row for each case and fault, and what came of its tests on each engine."""
+    lines = [f"| | {' | '.join(results)} |", f"|{'---|' * (len(results) + 1)}"]
+    for kind, order in (("cases", int), ("faults", str)):
+        every: set[str] = {row for told in results.values() for row in told.get(kind, {})}
+        for each in sorted(every, key=order):
+            cells = [OUTCOMES[told.get(kind, {}).get(each)] for told in results.values()]
+            name = f"case {each}" if kind == "cases" else each
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def left_out(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -100,7 +122,13 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     table += [f"| {' | '.join(row(name, told))} |" for name, told in results.items()]
     parts = [INTRODUCTION + "\n".join(table) + "\n"]
-    for title, lines in (("Failed", failures(results)), ("Left out, and why", left_out(results))):
+    missing = [f"* {name}: `{piece}`" for name, told in results.items() for piece in unrun(told)]
+    for title, lines in (
+        ("Failed", failures(results)),
+        ("Not run yet", missing),
+        ("Cases and faults", [SHOWN, *shown(results)]),
+        ("Left out, and why", left_out(results)),
+    ):
         if lines:
             parts.append(f"\n## {title}\n\n" + "\n".join(lines) + "\n")
     return "".join([*parts, DRIVERS, UNSUPPORTED])

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,9 @@ def why_stale(told: Mapping[str, Any], now: str) -> str | None:
         return f"{' or '.join(TESTED)} changed since commit {str(told.get('commit'))[:12]} was tested"
     if str(told.get("commit")).endswith("-dirty"):
         return "what was tested is no commit"
+    missing = [piece for piece, part in told.get("pieces", {}).items() if not part["outcomes"]]
+    if missing:
+        return f"not run: {', '.join(missing)}"
     if told.get("failed") or not told.get("outcomes", {}).get("passed"):
         return f"not everything passed: {', '.join(told.get('failed') or ['no test ran'])}"
     return None
@@ -187,7 +190,9 @@ def body(
 
 
 def unfinished(told: Mapping[str, Any], now: str) -> list[str]:
-    """Return the pieces of a result file that have to be run again so that everything passed.
+    """Return the pieces of a result file that have to be run (again) so that everything passed.
+
+    What a run that was cut off did not come to has no outcome.
 
     Raises:
         ValueError: what was tested changed since, so that all of it has to.
@@ -204,6 +209,13 @@ def pieces(engine: str, known: Mapping[str, float]) -> list[str]:
     return sorted((*others, *system), key=lambda piece: (-known.get(piece, float("inf")), piece))
 
 
+def known(engine: str) -> dict[str, float]:
+    """Return how long each piece took (seconds), as far as the files of that engine or the default one tell."""
+    files = (RESULTS / f"{name}.json" for name in (engines.DEFAULT, engine))
+    told = (json.loads(file.read_text()).get("pieces", {}) for file in files if file.exists())
+    return {piece: part["seconds"] for parts in told for piece, part in parts.items() if part["seconds"]}
+
+
 def run_piece(words: list[str], out: Path) -> int:
     """Run pytest on some files and write what was counted to ``out``. Returns pytest's exit code."""
     counter = Counter()
@@ -216,8 +228,14 @@ def run_piece(words: list[str], out: Path) -> int:
 class Lanes:
     """Works through pieces, ``names`` labs at a time, and gathers what they counted."""
 
-    def __init__(self, names: Sequence[str], words: Sequence[str], scratch: Path) -> None:
-        self.names, self.words, self.scratch = names, words, scratch
+    def __init__(
+        self,
+        names: Sequence[str],
+        words: Sequence[str],
+        scratch: Path,
+        ended: Callable[[Mapping[str, dict[str, Any]]], object] = lambda parts: None,
+    ) -> None:
+        self.names, self.words, self.scratch, self.ended = names, words, scratch, ended
         self.counter = Counter()
         self.parts: dict[str, dict[str, Any]] = {}
         self._said = threading.Lock()
@@ -276,6 +294,7 @@ class Lanes:
         with self._said:
             self.counter.take(told)
             self.parts[piece] = told
+            self.ended(self.parts)
         self._say(f"--- {piece} ended with {code} after {time.monotonic() - began:.0f} s\n{shown}")
         return code
 
@@ -296,10 +315,11 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
     path = RESULTS / f"{engine}.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     parts: dict[str, Any] = before.get("pieces", {})
-    wanted = pieces(engine, {piece: part["seconds"] for piece, part in parts.items()})
+    wanted = pieces(engine, known(engine))
     if again:
         try:
-            wanted = unfinished(before, digest())
+            rest = unfinished(before, digest())
+            wanted = [piece for piece in wanted if piece in rest or piece not in parts]
         except ValueError as error:
             print(f"{engine}: {error}", file=sys.stderr)
             return 1
@@ -312,9 +332,15 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
     count = int(os.environ.get(LANES) or min(2, os.cpu_count() or 1))
     names = [name, *(f"{name}{number}" for number in range(2, count + 1))]
     tested = commit()
+    # What was not run yet stands there without an outcome, so that a run that is cut off goes on with --again.
+    kept = (parts if again else {}) | {piece: compact(Counter().told(), tested) for piece in wanted}
+
+    def note(done: Mapping[str, dict[str, Any]]) -> None:
+        write(path, facts, kept | {piece: compact(told, tested) for piece, told in done.items()}, tested)
+
     try:
         with tempfile.TemporaryDirectory(prefix="corral-results-") as scratch:
-            lanes = Lanes(names, chosen(engine, words), Path(scratch))
+            lanes = Lanes(names, chosen(engine, words), Path(scratch), note)
             lanes.run(wanted)
     finally:
         if keep != "1":
@@ -322,19 +348,22 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
                 Lab.named(each).down()
     slow = sorted(lanes.counter.seconds.items(), key=lambda row: -row[1])[:25]
     print("\n".join(["slowest:", *(f"{spent:7.1f} s  {nodeid}" for nodeid, spent in slow)]))
-    return write(
-        path,
-        facts,
-        (parts if again else {}) | {p: compact(t, tested) for p, t in lanes.parts.items()},
-        tested,
-    )
+    note(lanes.parts)
+    return say(path)
 
 
-def write(path: Path, facts: Mapping[str, str], parts: Mapping[str, Any], tested: str) -> int:
-    """Write a result file and say what it says. Returns 0 when everything passed."""
+def write(path: Path, facts: Mapping[str, str], parts: Mapping[str, Any], tested: str) -> None:
+    """Write a result file, in one step."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     told = body(facts, parts, tested, datetime.datetime.now(datetime.UTC).date().isoformat())
-    path.write_text(json.dumps(told, indent=2) + "\n")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(told, indent=2) + "\n")
+    new.replace(path)
+
+
+def say(path: Path) -> int:
+    """Say what a result file says. Returns 0 when everything passed."""
+    told = json.loads(path.read_text())
     print(f"{path.stem}: {', '.join(f'{count} {what}' for what, count in told['outcomes'].items())}")
     print("\n".join(f"FAILED {nodeid}" for nodeid in told["failed"]))
     return int(bool(told["failed"]))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,9 @@ def offered(line: str) -> list[str]:
         ("corral -v policy d", ["diff"]),
         ("corral verify --explain no-", ["no-sudo"]),
         ("corral init --profile o", ["opencode"]),
+        ("corral init --profile=o", ["--profile=opencode"]),
+        ("corral init --bogus=o", []),
+        ("corral init --force=o", []),
         ("corral completion f", ["fish"]),
         ("corral pru", ["prune"]),
         ("corral prune --im", ["--images"]),
@@ -142,3 +149,76 @@ COMP_WORDS=(./corral pru) COMP_CWORD=1; _corral_complete
     )
     assert done.stdout.split("\n")[:4] == ["prune", "--images", "bash fish zsh", "0"], done.stderr
     assert not (left.parent / "ran").exists()
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with nothing but ``corral``, which is on the PATH: it completes, and else says what it was given."""
+    program = tmp_path / "corral"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = complete ] || {{ echo "ran<$*>"; exit; }}\nexec {sys.executable} -m corral.cli "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("corral pru", ["prune"]),
+        ("corral prune --im", ["--images"]),
+        ("corral completion ", ["bash", "fish", "zsh"]),
+        ("corral init --profile=open", ["--profile=opencode"]),
+    ],
+)
+def test_fish_completes_with_it(typed: Path, line: str, wanted: list[str]) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not on this machine")
+    script = typed / "corral.fish"
+    script.write_text(SCRIPTS["fish"])
+    command = ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=typed)
+    assert [row.partition("\t")[0] for row in done.stdout.splitlines()] == wanted
+
+
+def test_zsh_completes_with_it(typed: Path) -> None:
+    """Through a terminal: the completion of zsh is a part of its line editor."""
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not on this machine")
+    (typed / "_corral").write_text(SCRIPTS["zsh"])
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(typed)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {**os.environ, "TERM": "xterm", "PS1": "ready> "})
+    seen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal seen
+        end = time.monotonic() + 30
+        while text not in seen:
+            assert time.monotonic() < end, seen
+            if select.select([terminal], [], [], 1)[0]:
+                seen += os.read(terminal, 4096)
+        seen = seen.partition(text)[2]
+
+    try:
+        until(b"ready> ")
+        setup = f"fpath=({typed} $fpath); autoload -U compinit; compinit -u -D; echo set-up-$((40 + 2))\n"
+        os.write(terminal, setup.encode())
+        until(b"set-up-42\r\n")
+        until(b"ready> ")
+        for line, wanted in (
+            (b"corral pru", b"ran<prune>"),
+            (b"corral prune --im", b"ran<prune --images>"),
+            (b"corral init --profile=open", b"ran<init --profile=opencode>"),
+        ):
+            os.write(terminal, line + b"\t\n")
+            until(wanted)
+            until(b"ready> ")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)

@@ -37,6 +37,24 @@ def test_failures_and_reasons_are_never_left_out() -> None:
     assert "## Failed" not in engines_page.render({"sid": {**RESULT, "failed": []}})
 
 
+def test_each_case_and_fault_says_what_came_of_it_on_each_engine() -> None:
+    other = {**RESULT, "cases": {"10": "passed", "2": "failed"}, "faults": {"reboot": "passed"}}
+    lines = engines_page.shown({"sid": {**RESULT, "cases": {"2": "skipped"}}, "trixie": other})
+    assert lines == [
+        "| | sid | trixie |",
+        "|---|---|---|",
+        "| case 2 | – | failed |",
+        "| case 10 |  | ✓ |",
+        "| reboot |  | ✓ |",
+    ]
+
+
+def test_a_run_that_was_cut_off_is_called_that() -> None:
+    page = engines_page.render({"sid": {**RESULT, "pieces": {"tests/system/test_z.py": {"outcomes": {}}}}})
+    assert "`0123456789ab`, in part |" in page
+    assert "## Not run yet\n\n* sid: `tests/system/test_z.py`" in page
+
+
 def test_the_page_is_made_of_the_result_files() -> None:
     names = sorted(engines.ENGINES, key=lambda name: (name != engines.DEFAULT, name))
     assert engines_page.PAGE.read_text() == engines_page.render(engines_page.read(names)), (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import types
 from pathlib import Path
@@ -132,6 +133,7 @@ def test_only_what_did_not_pass_is_run_again_and_only_for_the_same_tree() -> Non
         ({"commit": "abc-dirty"}, "no commit"),
         ({"failed": ["test_a"]}, "test_a"),
         ({"outcomes": {"skipped": 3}}, "no test ran"),
+        ({"pieces": {"a.py": {"outcomes": {"passed": 1}}, "b.py": {"outcomes": {}}}}, "not run: b.py"),
     ],
 )
 def test_a_result_file_speaks_for_one_tree_in_which_all_passed(
@@ -172,6 +174,47 @@ def test_other_engines_are_given_what_is_marked_for_them_and_the_rest_is_counted
     assert counted["trixie"] == {"passed": 3}
     assert counted["sid"] == {"passed": 2, "deselected": 1}
     assert counted["bookworm"] == {"passed": 1, "deselected": 2}
+
+
+def test_a_run_that_is_cut_off_loses_nothing_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three pieces ends the run as a power cut would; --again runs what is left and what is new."""
+    box = types.SimpleNamespace(box=None, name="lab")
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "Lab", types.SimpleNamespace(up=lambda: contextlib.nullcontext(box)))
+    monkeypatch.setattr(results, "describe", lambda box: {"engine": "E"})
+    monkeypatch.setattr(results, "commit", lambda: "abc")
+    for name, value in (("CORRAL_LAB_KEEP", "1"), (results.LANES, "1"), (results.engines.VARIABLE, "sid")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(results.STARTS, "1")
+    found, ran = ["a.py", "b.py", "c.py"], []
+
+    class Cut(BaseException):
+        pass
+
+    def run(lanes: results.Lanes, wanted: list[str]) -> int:
+        for piece in wanted:
+            if piece == "b.py" and "b.py" not in ran:
+                ran.append(piece)
+                raise Cut
+            ran.append(piece)
+            lanes.parts[piece] = results.Counter().told() | {"outcomes": {"passed": 1}}
+            lanes.ended(lanes.parts)
+        return 0
+
+    monkeypatch.setattr(results, "pieces", lambda engine, known: list(found))
+    monkeypatch.setattr(results.Lanes, "run", run)
+    with pytest.raises(Cut):
+        results.run_one("sid", [])
+    told = json.loads((tmp_path / "sid.json").read_text())
+    assert told["outcomes"] == {"passed": 1}
+    assert results.why_stale(told, results.digest()) == "not run: b.py, c.py"
+    found.append("d.py")
+    assert results.run_one("sid", [], again=True) == 0
+    assert ran == ["a.py", "b.py", "b.py", "c.py", "d.py"]
+    told = json.loads((tmp_path / "sid.json").read_text())
+    assert (told["outcomes"], results.why_stale(told, results.digest())) == ({"passed": 4}, None)
 
 
 def test_a_piece_that_fails_or_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
