@@ -102,6 +102,7 @@ def tables(lock: Mapping[str, Any]) -> str:
             "root-owned in the image",
             "stays (below the home)",
             "seeded once",
+            "copied from your home",
             "protected in the project",
         ],
         (
@@ -110,6 +111,7 @@ def tables(lock: Mapping[str, Any]) -> str:
                 _code(file.path for file in profile.baked_files(profile.parse_options({}))),
                 _code(profile.state_dirs),
                 _code(seed.path for seed in profile.seeds),
+                _code(f"~/{path}" for path in profile.carried(profile.parse_options({}))),
                 _code(profile.project_files),
             ]
             for profile in fetched

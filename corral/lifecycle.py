@@ -143,8 +143,10 @@ def prepare(invocation: Invocation) -> Prepared:
     invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
     layout = _network(invocation) if fenced else None
-    state.prepare(invocation.paths, loaded.profile, loaded.project)
-    for line in carried.carry(invocation.paths, loaded, invocation.user):
+    brought = carried.managed(loaded, invocation.user)
+    changed = state.prepare(invocation.paths, loaded.profile, loaded.project, brought.files)
+    brought.told += [brought.copied[path] for path in changed if path in brought.copied]
+    for line in (*brought.told, *carried.carry(invocation.paths, loaded, invocation.user)):
         console.warn(line)
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None

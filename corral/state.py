@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from corral import oserrors, trees
 from policy import holding
@@ -23,10 +24,22 @@ EMPTY = "empty"
 PROJECT = "project"
 
 
-def prepare(paths: StatePaths, profile: Profile, project: Path = Path(HOME)) -> None:
+def prepare(
+    paths: StatePaths,
+    profile: Profile,
+    project: Path = Path(HOME),
+    carried: Mapping[str, Mapping[str, bytes]] = MappingProxyType({}),
+) -> list[str]:
     """Make the state directories (0700), put seed files where there are none, and what the profile manages.
 
-    ``project`` is where the harness starts, absolute.
+    Args:
+        paths: the sandbox's.
+        profile: what it needs.
+        project: where the harness starts, absolute.
+        carried: by the path of a managed directory, more files of it: content by relative path.
+
+    Returns:
+        The managed directories in which something was changed.
 
     Raises:
         CorralError: a path is not a directory of ours, or the disk refuses.
@@ -43,11 +56,14 @@ def prepare(paths: StatePaths, profile: Profile, project: Path = Path(HOME)) -> 
                 _write_new(parent, path.name, seed.mode, seed.text(str(project)))
         for part in profile.shadow:
             _mount_point(home, paths.home, part, directory=False, only_below=profile.state_dirs)
-    for managed in profile.managed_dirs:
-        _manage(paths.managed / managed.path, managed)
+    wanted = {
+        managed.path: _files(managed, carried.get(managed.path, {})) for managed in profile.managed_dirs
+    }
+    changed = [path for path, files in wanted.items() if _manage(paths.managed / path, files)]
     empty = paths.root / EMPTY
     with contextlib.suppress(FileExistsError):
         os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444))
+    return changed
 
 
 def write_once(paths: StatePaths, part: str, content: str, mode: int = 0o600) -> bool:
@@ -202,21 +218,33 @@ def _mount_point(
                 os.close(os.open(path.name, flags, 0o600, dir_fd=parent))
 
 
-def _manage(directory: Path, managed: ManagedDir) -> None:
-    """Bring a directory, which no container can write, to exactly what the profile says."""
+def _files(managed: ManagedDir, more: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {**{name: text.encode() for name, text in managed.files.items()}, **more}
+
+
+def _manage(directory: Path, files: Mapping[str, bytes]) -> bool:
+    """Bring a directory, which no container can write, to exactly these files; say whether it was not."""
     _own_directory(directory)
+    folders = {str(above) for name in files for above in PurePosixPath(name).parents} - {"."}
+    changed = False
     try:
-        for entry in directory.iterdir():
-            if entry.name not in managed.files:
-                entry.unlink()
-        for name, content in managed.files.items():
+        for entry in sorted(directory.rglob("*"), reverse=True):
+            name = str(entry.relative_to(directory))
+            folder = entry.is_dir() and not entry.is_symlink()
+            if name not in (folders if folder else files):
+                changed = True
+                entry.rmdir() if folder else entry.unlink()
+        for name, content in files.items():
             file = directory / name
-            if not file.is_file() or file.read_text(encoding="utf-8") != content:
-                partial = directory / f"{name}.new"
-                partial.write_text(content, encoding="utf-8")
+            if not file.is_file() or file.read_bytes() != content:
+                changed = True
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                partial = file.with_name(f"{file.name}.new")
+                partial.write_bytes(content)
                 partial.replace(file)
     except OSError as error:
         raise CorralError(f"cannot write {directory}: {error.strerror}", oserrors.hint(error)) from error
+    return changed
 
 
 def _own_directory(path: Path) -> None:

@@ -42,7 +42,7 @@ egress:
 # KEY=VALUE lines that become environment inside; the file is never mounted. It must be yours, mode 600.
 {keys}# secrets:
 #   env_file: ~/.config/corral/{file}.env
-
+{carried}
 # What one session may use of this machine. Without it: 4096 processes, three quarters of the memory.
 # limits:
 #   memory: 8g
@@ -98,7 +98,19 @@ def starter(profile: str, project_name: str, schema: str = "") -> str:
         name=name,
         defaults=", ".join(chosen.default_egress) or "none",
         file=simple,
+        carried=_carried(chosen),
         keys=f"# One of: {', '.join(chosen.keys)}\n" if chosen.keys else "",
+    )
+
+
+def _carried(profile: Profile) -> str:
+    places = profile.carried(profile.parse_options({}))
+    if not places:
+        return ""
+    shown = ", ".join(f"~/{place}" for place in places)
+    return (
+        f"\n# The agent can read a copy of what is in {shown}, unless:\n"
+        f"# profile_options: {{{profile.name}: {{from_host: []}}}}\n"
     )
 
 

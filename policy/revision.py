@@ -158,6 +158,9 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
         yield READ, mount.source
         if not mount.read_only:
             yield WRITE, mount.source
+    # A copy of them, or of what is there.
+    for path in loaded.profile.carried(loaded.options):
+        yield READ, f"~/{path}"
     for name in loaded.declaration.names:
         extra = {
             key: value

@@ -71,10 +71,15 @@ class BakedFile:
 
 @dataclass(frozen=True)
 class ManagedDir:
-    """A directory below HOME that is mounted read-only, with ``files`` (name -> content) and nothing else."""
+    """A directory below HOME that is mounted read-only, with ``files`` (name -> content) and nothing else.
+
+    ``word``: where ``from_host`` of the options has it, what the user has in the same directory comes along;
+    ``files`` are there all the same.
+    """
 
     path: str
     files: Mapping[str, str]
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,12 @@ class Profile:
             return self.baked
         wirings = [wiring for wiring in (self.endpoint, self.model) if wiring is not None]
         return (BakedFile(self.config.path, content(self.config, options, wirings)), *self.baked)
+
+    def carried(self, options: ProfileOptions) -> tuple[str, ...]:
+        """Return what of the user's own comes along, relative to the home, whether it is there or not."""
+        words = getattr(options, "from_host", ())
+        directories = (managed.path for managed in self.managed_dirs if managed.word in words)
+        return (*directories, *(self.host_files[word] for word in words if word in self.host_files))
 
     def with_approvals(self, options: ProfileOptions, approvals: str) -> ProfileOptions:
         """Return the options with the harness's own switch for asking its user: "ask", "auto" or "off".

@@ -23,9 +23,16 @@ CONFIG_DIR = ".config/opencode"
 
 
 class OpencodeOptions(HarnessOptions):
-    """``from_host``: "login" copies the user's own logins of providers into the sandbox, once."""
+    """``from_host``: what of the user's own comes along; unless it is said, both, where there is something.
 
-    from_host: Annotated[tuple[Literal["login"], ...], Field(strict=False, max_length=1)] = ()
+    "config" is the user's global configuration, read-only and as it is at each start; "login" copies the
+    logins of providers into the sandbox, once.
+    """
+
+    from_host: Annotated[tuple[Literal["config", "login"], ...], Field(strict=False, max_length=2)] = (
+        "config",
+        "login",
+    )
 
 
 def _tarball(package: str) -> NpmTarball:
@@ -86,7 +93,7 @@ OPENCODE = Profile(
     host_files=MappingProxyType({"login": ".local/share/opencode/auth.json"}),
     # opencode installs a plugin SDK from the registry into a configuration directory it can write, and dies
     # when it cannot create this file in one that is mounted read-only.
-    managed_dirs=(ManagedDir(CONFIG_DIR, MappingProxyType({".gitignore": ""})),),
+    managed_dirs=(ManagedDir(CONFIG_DIR, MappingProxyType({".gitignore": ""}), "config"),),
     owned_dirs=("/etc/opencode",),
     project_files=("opencode.json", "opencode.jsonc", ".opencode/"),
     # Without rg on PATH its search tools download one and then fail.

@@ -34,7 +34,7 @@ PATIENCE = 200
 class Harness:
     """How the lab uses one.
 
-    key: the variable of its key. options: of its profile; PORT becomes the model's. protocol: what it speaks.
+    key: the variable of its key. options: of its profile; PORT becomes the port. protocol: what it speaks.
     silence: what it says of a server that closes each connection. failed: its exit code then. ready: what is
     on the screen when it can be typed; a second Ctrl+C to leave is asked for when ``twice``.
     """
@@ -47,6 +47,7 @@ class Harness:
     ready: str = ""
     twice: bool = False
     failed: int = 1
+    port: int = PORT
 
     @property
     def policy(self) -> str:
@@ -55,10 +56,10 @@ class Harness:
 profile: {self.name}
 limits: {{best_effort: true}}
 egress: {{profile_defaults: false}}
-host_services: [{{name: model, port: {PORT}}}]
+host_services: [{{name: model, port: {self.port}}}]
 secrets: {{env_file: ~/.config/corral/{self.name}.env}}
 approvals: "off"
-profile_options: {{{self.name}: {self.options.replace("PORT", str(PORT))}}}
+profile_options: {{{self.name}: {self.options.replace("PORT", str(self.port))}}}
 """
 
     @property

@@ -149,6 +149,25 @@ def test_what_the_profile_manages_is_exactly_that(paths: StatePaths) -> None:
     assert {path.name: path.read_text() for path in directory.iterdir()} == {".gitignore": "", "a": "new"}
 
 
+def test_what_comes_along_lies_beside_what_the_profile_manages_and_is_told_once(paths: StatePaths) -> None:
+    part = ".config/agent"
+    profile = replace(PROFILE, managed_dirs=(ManagedDir(part, {".gitignore": "", "a": "new"}),))
+    directory = paths.managed / part
+
+    def held() -> dict[str, str]:
+        files = (path for path in directory.rglob("*") if path.is_file())
+        return {str(path.relative_to(directory)): path.read_text() for path in files}
+
+    more = {part: {"b/c/d": b"1", "a": b"the user's"}}
+    assert state.prepare(paths, profile, carried=more) == [part]
+    assert state.prepare(paths, profile, carried=more) == []
+    assert held() == {".gitignore": "", "a": "the user's", "b/c/d": "1"}
+    assert state.prepare(paths, profile, carried={part: {"b": b"2"}}) == [part]
+    assert held() == {".gitignore": "", "a": "new", "b": "2"}
+    assert state.prepare(paths, profile) == [part]
+    assert held() == {".gitignore": "", "a": "new"}
+
+
 def test_a_home_that_the_agent_closed_is_removed(paths: StatePaths, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o755)
