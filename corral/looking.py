@@ -205,6 +205,16 @@ def read(path: str, limit: int = MAX_READ) -> Entry | None:
     return _at(path, lambda name, parent: _entry(name, parent, limit))
 
 
+def bytes_of(path: str, limit: int) -> bytes | None:
+    """Return the content of a regular file, at most one byte more than ``limit``; None for anything else."""
+    return _at(path, lambda name, parent: _bytes(name, parent, limit))
+
+
+def _bytes(name: str, parent: int, limit: int) -> bytes | None:
+    with os.fdopen(os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=parent), "rb") as stream:
+        return stream.read(limit + 1) if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else None
+
+
 def real(path: str) -> str:
     """Return what a path leads to as the kernel follows it, the path itself when that is nowhere."""
     try:
