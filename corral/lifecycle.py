@@ -359,7 +359,7 @@ def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:
             engine.remove_container(invocation.api, made.name)
         except CorralError as error:
             problems.append(error)
-    state.remove_session(invocation.paths, made.session)
+    state.empty_session(invocation.paths, made.session)
     return problems
 
 

@@ -20,6 +20,9 @@ from policy.profiles import ManagedDir, Profile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
+# In a session's directory, which no container sees: how what this host executes was when it began. As long as
+# it is there, nobody has told what the session changed.
+BEFORE = "before.json"
 PROJECT = "project"
 
 
@@ -168,6 +171,27 @@ def mark_left(paths: StatePaths, session: str) -> None:
 def remove_session(paths: StatePaths, session: str) -> None:
     """Remove the directory of a session; what cannot be removed stays for the next ``down``."""
     trees.remove(paths.session(session))
+
+
+def empty_session(paths: StatePaths, session: str) -> None:
+    """Remove all of a session but what is still to be told of it: whoever is killed meanwhile tells nobody."""
+    directory = paths.session(session)
+    if not (directory / BEFORE).exists():
+        remove_session(paths, session)
+        return
+    with contextlib.suppress(OSError):
+        for entry in directory.iterdir():
+            if entry.name not in {BEFORE, holding.ATTENDED}:
+                trees.remove(entry)
+
+
+def told_session(paths: StatePaths, session: str) -> None:
+    """Note that it was told what a session changed; of one that was emptied nothing stays."""
+    directory = paths.session(session)
+    with contextlib.suppress(OSError):
+        (directory / BEFORE).unlink(missing_ok=True)
+        if {entry.name for entry in directory.iterdir()} <= {holding.ATTENDED}:
+            trees.remove(directory)
 
 
 def sessions_of(paths: StatePaths) -> list[str]:
