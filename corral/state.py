@@ -174,7 +174,7 @@ def remove_session(paths: StatePaths, session: str) -> None:
 
 
 def empty_session(paths: StatePaths, session: str) -> None:
-    """Remove all of a session but what is still to be told of it: whoever is killed meanwhile tells nobody."""
+    """Remove all of a session but what is still to be told of it: who is killed meanwhile tells nobody."""
     directory = paths.session(session)
     if not (directory / BEFORE).exists():
         remove_session(paths, session)
