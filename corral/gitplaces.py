@@ -19,6 +19,7 @@ MAX_INCLUDES = 64
 # Bytes of an index; that of a hundred thousand files has some ten million.
 MAX_INDEX = 67108864
 HUSKY = ".husky"
+Entries = Sequence[tuple[str, str]]
 
 
 @dataclass
@@ -116,11 +117,11 @@ def _common(directory: str, trees: Sequence[str], look: Look) -> list[str]:
 
 
 def _inner(
-    directory: str, worktrees: Iterable[str], bases: Sequence[str], texts: Iterable[str], look: Look
+    directory: str, worktrees: Iterable[str], bases: Sequence[str], texts: Iterable[Entries], look: Look
 ) -> list[str]:
     """Return the working trees inside of those of a repository, into each of which Git goes for a status."""
     shared = [path for path, folder in look.names(directory, "sharedindex.*") if not folder]
-    sha256 = any("sha256" in text.lower() for text in texts)
+    sha256 = any(value.lower() == "sha256" for text in texts for _, value in text)
     names: dict[bytes, None] = {}
     for index in (f"{directory}/index", *shared, *(f"{path}/index" for path in worktrees)):
         what = kind(index)
@@ -176,20 +177,20 @@ def _modules(top: str, look: Look) -> list[str]:
     return found
 
 
-def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -> list[str]:
-    """Return the texts of the user's and the system's own configuration, and of what they include."""
+def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -> list[Entries]:
+    """Return what is in the user's and the system's own configuration, and of what they include."""
     home = environ.get("HOME", "")
     own = environ.get("GIT_CONFIG_GLOBAL", "")
     files = [own] if own else [f"{environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/config"]
     files += [] if own else [f"{home}/.gitconfig"]
     files.append(environ.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig")
-    texts: dict[str, str] = {}
+    texts: dict[str, Entries] = {}
     todo = deque(files)
     while todo and len(texts) < MAX_INCLUDES:
         path = todo.popleft()
         if path in texts or not path.startswith("/"):
             continue
-        texts[path] = text_of(path, follow=True) or ""
+        texts[path] = _parsed(path, text_of(path, follow=True) or "", look)
         todo.extend(_included(path, texts[path], home))
     for path in texts:
         for place in _inside(path, trees):
@@ -198,9 +199,9 @@ def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -
     return list(texts.values())
 
 
-def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look: Look) -> dict[str, str]:
-    """Return the text of each configuration of a repository and of what it includes inside of the mounts."""
-    texts: dict[str, str] = {}
+def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look: Look) -> dict[str, Entries]:
+    """Return what is in each configuration of a repository and in what it includes inside of the mounts."""
+    texts: dict[str, Entries] = {}
     todo = deque(configs)
     included = 0
     while todo:
@@ -209,7 +210,7 @@ def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look
             continue
         look.configs.add(path)
         entry = look.read(path)
-        texts[path] = entry.text if entry is not None and stat.S_ISREG(entry.mode) else ""
+        texts[path] = _parsed(path, entry.text if entry and stat.S_ISREG(entry.mode) else "", look)
         for target in _included(path, texts[path], home):
             for place in _inside(target, trees):
                 included += 1
@@ -220,10 +221,18 @@ def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look
     return texts
 
 
-def _included(path: str, text: str, home: str) -> list[str]:
+def _parsed(path: str, text: str, look: Look) -> Entries:
+    if len(text) > look.configs_left:
+        look.miss(path, "more configuration of Git's than is read; not all could be looked at")
+        return ()
+    look.configs_left -= len(text)
+    return tuple(gitconfig.entries(text))
+
+
+def _included(path: str, text: Entries, home: str) -> list[str]:
     return [
         _joined(os.path.dirname(path), value, home)  # noqa: PTH120 - text in, text out
-        for key, value in gitconfig.entries(text)
+        for key, value in text
         if gitconfig.includes(key)
     ]
 
@@ -241,14 +250,14 @@ def _inside(path: str, trees: Sequence[str]) -> list[str]:
 
 
 def _working_trees(
-    directory: str, base: str, worktrees: Iterable[str], texts: Mapping[str, str], look: Look
+    directory: str, base: str, worktrees: Iterable[str], texts: Mapping[str, Entries], look: Look
 ) -> list[str]:
     """Return the directories that a relative path in a repository's configuration is relative to."""
     found = [base]
     if Path(directory).name == ".git":
         found.append(str(Path(directory).parent))
     for path, text in texts.items():
-        values = [value for key, value in gitconfig.entries(text) if key == "core.worktree"]
+        values = [value for key, value in text if key == "core.worktree"]
         found += [_joined(os.path.dirname(path), value, "") for value in values]  # noqa: PTH120 - as above
     for path in worktrees:
         entry = look.read(f"{path}/gitdir")
@@ -258,7 +267,7 @@ def _working_trees(
 
 
 def _hooks(
-    texts: Iterable[str],
+    texts: Iterable[Entries],
     bases: Sequence[str],
     trees: Sequence[str],
     home: str,
@@ -266,7 +275,7 @@ def _hooks(
     places: Places,
 ) -> None:
     """Add where ``core.hooksPath`` leads inside of the mounts."""
-    values = [value for text in texts for key, value in gitconfig.entries(text) if key == "core.hookspath"]
+    values = [value for text in texts for key, value in text if key == "core.hookspath"]
     for value in dict.fromkeys(values):
         for base in bases:
             path = _joined(base, value, home)

@@ -24,6 +24,8 @@ from policy.mounts import is_within
 MAX_CONTENT = 262144
 MAX_READ = 1048576
 MAX_BYTES = 134217728
+# Characters of Git's configuration that are understood, of a mount: reading them one by one takes its time.
+MAX_CONFIGS = 1048576
 # Entries of one directory, of all below one, of a mount, and of a directory in which few names count.
 MAX_LISTING = 1024
 MAX_TREE = 4096
@@ -105,6 +107,7 @@ class Look:
     tree: str = "/"
     left: int = MAX_MOUNT
     bytes_left: int = MAX_BYTES
+    configs_left: int = MAX_CONFIGS
 
     def body(self) -> dict[str, Any]:
         """Return what was seen as JSON has it: ``{"found": {path: entry}, "cut": {}, "configs": []}``."""
@@ -124,7 +127,8 @@ class Look:
 
     def begin(self, tree: str) -> None:
         """Give the next mount what may be spent on one."""
-        self.tree, self.left, self.bytes_left = tree, MAX_MOUNT, MAX_BYTES
+        self.tree, self.left = tree, MAX_MOUNT
+        self.bytes_left, self.configs_left = MAX_BYTES, MAX_CONFIGS
 
     def miss(self, place: str, why: str) -> None:
         """Note what could not be looked at; of too many places the whole mount is noted."""

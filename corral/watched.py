@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from corral import gitplaces
-from corral.looking import Entry, Look
+from corral.looking import MAX_CONFIGS, Entry, Look
 from policy import gitconfig, profiles
 from policy.mounts import is_within
 from policy.revision import shown
@@ -69,6 +69,8 @@ SAMPLE = ".sample"
 DIFF_LINES = 30
 # Of a configuration of Git's: each line is a key that counts.
 CONFIG_LINES = 200
+# Findings of which it is told what is different.
+DETAILED = 200
 # Characters of a line that is shown.
 WIDEST = 300
 # Lines of one text times lines of the other. Comparing takes more than that many steps, and an agent knows
@@ -172,6 +174,7 @@ def compare(before: Look, after: Look, search: Iterable[str]) -> list[Finding]:
         Finding(path, why, None, told_only=True) for path, why in sorted({**before.cut, **after.cut}.items())
     ]
     own = project_files()
+    left = 2 * MAX_CONFIGS
     # In the order of looking: a report ends somewhere, and what is known by name comes first, so nothing an
     # agent piles up hides it.
     for path in dict.fromkeys((*after.found, *before.found)):
@@ -184,7 +187,11 @@ def compare(before: Look, after: Look, search: Iterable[str]) -> list[Finding]:
         name = PurePosixPath(path)
         config = path in before.configs or (old is None and path in after.configs)
         config = config and not any(f"/{path}".endswith(f"/{part}") for part in own)
-        if config and all(_kept(entry) for entry in (old, new)):
+        config = config and all(_kept(entry) for entry in (old, new))
+        if config:
+            # What is too much to be understood is told as any other file is.
+            left -= len(_text(old)) + len(_text(new))
+        if config and left >= 0:
             lines = gitconfig.differences(_text(old), _text(new))
             if lines:
                 what = "keys that may make Git run something"
@@ -193,7 +200,8 @@ def compare(before: Look, after: Look, search: Iterable[str]) -> list[Finding]:
             if new is not None and new.executable:
                 found.append(Finding(path, "a program in a directory of your PATH", old))
         elif old is not None or (new is not None and not stat.S_ISDIR(new.mode)):
-            found.append(Finding(path, _what(old, new), old, tuple(_diff(name.name, old, new))))
+            lines = list(_diff(name.name, old, new)) if len(found) < DETAILED else []
+            found.append(Finding(path, _what(old, new), old, tuple(lines)))
     return found
 
 

@@ -385,3 +385,30 @@ def test_what_follows_the_first_word_for_a_password_is_not_shown(session: Sessio
     (project / ".npmrc").write_text("//npm.example.com/:_authToken=s3cr3t:key=v\nregistry=x\n")
     told = session((project / ".npmrc").unlink)
     assert "s3cr3t" not in told and "key=v" not in told and "-registry=x" in told
+
+
+def modules(tree: Path, number: int) -> None:
+    for name in range(number):
+        repository(tree / ".git" / "modules", f"m{name}")
+        config = "[a]\n" + "b=c\n" * (looking.MAX_CONTENT // 4 - 1)
+        (tree / ".git" / "modules" / f"m{name}" / "config").write_text(config)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_heaps_of_configuration_hold_nobody_up_and_are_told(tree: Path) -> None:
+    before = watched.snapshot([str(tree)], (), NOWHERE)
+    modules(tree, 12)
+    found = watched.compare(before, watched.snapshot([str(tree)], (), NOWHERE), ())
+    told = {(os.path.relpath(one.path, tree), one.what) for one in found}
+    cut = "more configuration of Git's than is read; not all could be looked at"
+    # Understood, or told as any other file is.
+    assert (".git/modules/m0/config", "keys that may make Git run something") in told
+    assert {(".git/modules/m9/config", cut), (".git/modules/m9/config", "new")} <= told
+
+
+def test_what_is_not_understood_any_more_of_a_configuration_is_told_as_a_file(
+    session: Session, git: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "MAX_CONFIGS", 10)
+    told = session(lambda: (git / "config").write_text(CONFIG + "\tfsmonitor = a program\n"))
+    assert f"  {git}/config: changed" in told.splitlines() and "fsmonitor = a program" in told
