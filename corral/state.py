@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from corral import oserrors, trees
@@ -173,16 +173,23 @@ def remove_session(paths: StatePaths, session: str) -> None:
     trees.remove(paths.session(session))
 
 
-def empty_session(paths: StatePaths, session: str) -> None:
-    """Remove all of a session but what is still to be told of it: who is killed meanwhile tells nobody."""
+def empty_session(paths: StatePaths, session: str, late: Callable[[], bool]) -> bool:
+    """Remove all of a session but what is still to be told of it: who is killed meanwhile tells nobody.
+
+    When ``late`` says so it ends with what is left; say whether nothing is.
+    """
     directory = paths.session(session)
-    if not (directory / BEFORE).exists():
-        remove_session(paths, session)
-        return
+    rest = {BEFORE, holding.ATTENDED} if (directory / BEFORE).exists() else {holding.ATTENDED}
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
-            if entry.name not in {BEFORE, holding.ATTENDED}:
-                trees.remove(entry)
+            if entry.name not in rest:
+                trees.remove(entry, late)
+        if BEFORE not in rest and {entry.name for entry in directory.iterdir()} <= rest:
+            trees.remove(directory)
+        else:
+            # Whoever looks after it later sees by the lock that nobody does.
+            return {entry.name for entry in directory.iterdir()} <= rest
+    return True
 
 
 def told_session(paths: StatePaths, session: str) -> None:

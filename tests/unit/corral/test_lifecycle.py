@@ -408,3 +408,27 @@ def test_what_a_session_changed_is_told_by_the_next_start_when_telling_it_was_cu
     assert sweep(invocation, []) == [SESSION]
     assert f"  {project}/.envrc: new" in said.getvalue()
     assert leftovers(invocation, docker_engine) == []
+
+
+@pytest.mark.parametrize("untold", [True, False])
+def test_more_files_than_can_be_removed_in_time_are_left_for_the_next_start(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    said: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    untold: bool,
+) -> None:
+    monkeypatch.setattr(lifecycle, "REMOVAL", -1.0)
+    told: list[str] = []
+    watch = protect.watch(invocation.loaded, invocation.paths, SESSION, {"PATH": ""})
+    with created(invocation, prepared, request()):
+        if untold:
+            watch.save()
+        (invocation.paths.session_home(SESSION) / "large").write_text("x")
+    assert "corral prune goes on" in said.getvalue()
+    watch.tell({"PATH": ""}, told.extend)
+    assert leftovers(invocation, docker_engine) == [SESSION]
+    assert attended.attended(invocation.paths.session(SESSION)) is False
+    assert sweep(invocation, []) == [SESSION]
+    assert leftovers(invocation, docker_engine) == [] and told == []
