@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from corral import oserrors, trees
 from policy import holding
 from policy.container import HOME, Mount
-from policy.errors import CorralError
-from policy.identity import SANDBOX_ID, StatePaths
+from policy.errors import CorralError, PolicyError
+from policy.identity import SANDBOX_ID, Sandbox, StatePaths
 from policy.profiles import ManagedDir, Profile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,6 +95,30 @@ def project_of(paths: StatePaths) -> Path:
         OSError: it was not noted, or cannot be read.
     """
     return Path(os.fsdecode((paths.root / PROJECT).read_bytes()))
+
+
+def refuse_another(data: Path, sandbox: Sandbox, project: Path) -> None:
+    """Refuse a sandbox that is another directory's, or has the numbers of one that is.
+
+    An id has 32 bits of a hash, and units, relays and bridges go by these alone: an agent that may write its
+    policy can seek a name that has another project's, and ``corral down`` would end that one.
+
+    Args:
+        data: directory of all sandboxes' state.
+        sandbox: as a policy makes it.
+        project: where that policy is, without symbolic links.
+
+    Raises:
+        PolicyError: it is.
+    """
+    for root in data.glob(f"*-{sandbox.token}"):
+        with contextlib.suppress(OSError):
+            known = project_of(StatePaths(root))
+            if known != project:
+                raise PolicyError(
+                    f"the sandbox's name gives it the id of {root.name}, which belongs to {known}",
+                    "give the policy another name",
+                )
 
 
 def sandboxes_of(data: Path, project: Path) -> list[str]:
