@@ -16,8 +16,6 @@ from policy.mounts import is_within
 
 MAX_MODULES = 256
 MAX_INCLUDES = 64
-# Bytes of an index; that of a hundred thousand files has some ten million.
-MAX_INDEX = 67108864
 HUSKY = ".husky"
 Entries = Sequence[tuple[str, str]]
 
@@ -139,8 +137,9 @@ def _inner(
 
 
 def _gitlinks(index: str, *, sha256: bool, look: Look) -> list[bytes]:
-    data = bytes_of(index, MAX_INDEX)
-    if data is not None and len(data) <= MAX_INDEX:
+    data = bytes_of(index, look.indexes_left)
+    if data is not None and len(data) <= look.indexes_left:
+        look.indexes_left -= len(data)
         found, known = [], False
         for size in gitindex.HASHES if sha256 else gitindex.HASHES[:1]:
             try:

@@ -26,6 +26,8 @@ MAX_READ = 1048576
 MAX_BYTES = 134217728
 # Characters of Git's configuration that are understood, of a mount: reading them one by one takes its time.
 MAX_CONFIGS = 1048576
+# Bytes of Git's indexes that are read, of a mount; that of a hundred thousand files has some ten million.
+MAX_INDEXES = 67108864
 # Entries of one directory, of all below one, of a mount, and of a directory in which few names count.
 MAX_LISTING = 1024
 MAX_TREE = 4096
@@ -108,6 +110,7 @@ class Look:
     left: int = MAX_MOUNT
     bytes_left: int = MAX_BYTES
     configs_left: int = MAX_CONFIGS
+    indexes_left: int = MAX_INDEXES
 
     def body(self) -> dict[str, Any]:
         """Return what was seen as JSON has it: ``{"found": {path: entry}, "cut": {}, "configs": []}``."""
@@ -128,7 +131,7 @@ class Look:
     def begin(self, tree: str) -> None:
         """Give the next mount what may be spent on one."""
         self.tree, self.left = tree, MAX_MOUNT
-        self.bytes_left, self.configs_left = MAX_BYTES, MAX_CONFIGS
+        self.bytes_left, self.configs_left, self.indexes_left = MAX_BYTES, MAX_CONFIGS, MAX_INDEXES
 
     def miss(self, place: str, why: str) -> None:
         """Note what could not be looked at; of too many places the whole mount is noted."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from corral import gitplaces, watched
+from corral import gitplaces, looking, watched
 from corral.gitindex import gitlinks
 from tests.unit.corral.test_watched import NOWHERE, changes
 
@@ -156,7 +156,7 @@ def test_an_index_that_cannot_be_read_is_told(
         elif kind == "garbage":
             index.write_bytes(b"no index")
         else:
-            monkeypatch.setattr(gitplaces, "MAX_INDEX", 64)
+            monkeypatch.setattr(looking, "MAX_INDEXES", 64)
 
     told = changes(outer, act)[".git/index"]
     assert "nobody knows which submodules" in told
@@ -170,3 +170,12 @@ def test_more_of_them_than_are_looked_at_are_told(outer: Path, monkeypatch: pyte
             inner(outer, name)
 
     assert any("not all could be looked at" in what for what in changes(outer, act).values())
+
+
+def test_all_indexes_of_a_mount_have_one_limit(outer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner(outer)
+    inner(outer, "other")
+    size = max((outer / part / ".git" / "index").stat().st_size for part in ("", "lib", "other"))
+    monkeypatch.setattr(looking, "MAX_INDEXES", size + 16)
+    cut = watched.snapshot([str(outer)], (), NOWHERE).cut
+    assert [Path(place).name for place in cut] == ["index", "index"]
