@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that share the test files; each has a lab of its own.
+LANES ?= 2
 
 .PHONY: help venv test test-unit test-all test-smoke soak bench fuzz demo update-harnesses lab lab-shell lab-down lint format clean
 
@@ -26,10 +28,10 @@ $(STAMP): requirements/test.lock pyproject.toml
 	@touch $@
 
 test: $(STAMP)
-	CORRAL_FUZZ_INPUTS=100000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -m "not lab or representative" --durations=15
+	CORRAL_FUZZ_INPUTS=100000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -n $(LANES) --dist loadfile -m "not lab or representative" --durations=15
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest tests/unit tests/contract
+	$(BIN)/python -m pytest -n $(LANES) --dist loadfile tests/unit tests/contract
 
 test-all: $(STAMP)
 	CORRAL_FUZZ=100000 CORRAL_FUZZ_INPUTS=100000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m tests.results $(ENGINES)

@@ -60,25 +60,9 @@ def unheld(directory: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        with _unattended(directory) as nobody:
+        # Without the file: who makes the session holds its directory, and has not come to it.
+        with idle(directory / ATTENDED) as nobody:
             yield nobody and _exclusive(descriptor, unable=True)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _unattended(directory: Path) -> Iterator[bool]:
-    try:
-        descriptor = os.open(directory / ATTENDED, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Who makes the session holds its directory, and has not come to this.
-        yield True
-        return
-    except OSError:
-        yield False
-        return
-    try:
-        yield _exclusive(descriptor)
     finally:
         os.close(descriptor)
 
@@ -96,9 +80,9 @@ def share(file: Path) -> int:
 
 @contextlib.contextmanager
 def idle(file: Path) -> Iterator[bool]:
-    """Say whether nobody works with a sandbox, and keep it so; see ``share``."""
+    """Say whether nobody has a lock on this file, and keep it so; see ``share``."""
     try:
-        # Where there is no file nobody has worked yet; making one would make a sandbox's directory again.
+        # Where there is no file nobody has come yet; making one would make its directory again.
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         yield True

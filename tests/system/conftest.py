@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Box, Internet, Lab, LabError, engines
+
+# Tests in several processes (pytest -n 2) have a lab for each.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["CORRAL_LAB_NAME"] = f"{os.environ.get('CORRAL_LAB_NAME') or 'main'}-{worker}"
 
 _FIXTURES = {"lab", "box", "internet", "corral_box"}
 
