@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent_image.builder import MISSING
 
-
 # First: an activated environment of a project is on the user's PATH, too, and an agent may be at work there.
 SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from policy.errors import CorralError
 
-# Before the user's own, which may have a project's directories in it (an activated environment), where an agent
-# that runs at this moment writes; and because an ordinary user's PATH lacks some of them on Debian.
+# Before the user's own, which may have a project's directories in it (an activated environment), where an
+# agent that runs at this moment writes; and because an ordinary user's PATH lacks some of them on Debian.
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SHOWN_LINES = 10
 
