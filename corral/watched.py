@@ -78,8 +78,10 @@ PATTERNS = (
     ".config/mise*",
 )
 # Below a Git directory, and below that of a linked worktree.
-GIT_FILES = ("info/attributes", "commondir")
-WORKTREE_FILES = ("commondir", "gitdir", "config.worktree")
+# What is still to do of a rebase may be programs.
+_TODO = "rebase-merge/git-rebase-todo"
+GIT_FILES = ("info/attributes", "commondir", _TODO)
+WORKTREE_FILES = ("commondir", "gitdir", "config.worktree", _TODO)
 # Examples that Git puts there and never executes.
 SAMPLE = ".sample"
 DIFF_LINES = 30

@@ -412,3 +412,14 @@ def test_what_is_not_understood_any_more_of_a_configuration_is_told_as_a_file(
     monkeypatch.setattr(watched, "MAX_CONFIGS", 10)
     told = session(lambda: (git / "config").write_text(CONFIG + "\tfsmonitor = a program\n"))
     assert f"  {git}/config: changed" in told.splitlines() and "fsmonitor = a program" in told
+
+
+@pytest.mark.parametrize("directory", [".git", ".git/worktrees/w"])
+def test_programs_that_a_rebase_would_run_are_told(tree: Path, directory: str) -> None:
+    (tree / directory).mkdir(parents=True, exist_ok=True)
+
+    def act() -> None:
+        (tree / directory / "rebase-merge").mkdir()
+        (tree / directory / "rebase-merge" / "git-rebase-todo").write_text("exec a program\n")
+
+    assert changes(tree, act) == {f"{directory}/rebase-merge/git-rebase-todo": "new"}
