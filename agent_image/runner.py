@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent_image.builder import MISSING
 
+# First: an activated environment of a project is on the user's PATH, too, and an agent may be at work there.
+SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
+
 
 class SubprocessRunner:
     """The Runner that really runs (see ``builder.Runner``). An interrupt ends the program as well."""
 
     def run(self, argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
-        """Run ``argv``; the program is looked up in ``env``'s PATH."""
+        """Run ``argv``; the program is looked up in the system's directories, then in ``env``'s PATH."""
         # A relative place would be one in the project, where an agent writes.
         places = [place for place in env.get("PATH", os.defpath).split(os.pathsep) if place.startswith("/")]
-        program = shutil.which(argv[0], path=os.pathsep.join(places)) if places else None
+        program = shutil.which(argv[0], path=os.pathsep.join((*SYSTEM, *places)))
         if program is None:
             return MISSING
         with subprocess.Popen(

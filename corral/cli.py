@@ -125,8 +125,10 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _say(text: str) -> None:
+    from corral.plain import terminal_safe
+
     with contextlib.suppress(OSError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(terminal_safe(text) + "\n")
         sys.stderr.flush()
 
 

@@ -14,6 +14,7 @@ from corral import __version__
 from corral.console import Console, wants_colour
 from corral.oserrors import naming
 from corral.output import print_text
+from corral.plain import terminal_safe
 
 if TYPE_CHECKING:
     from corral.context import Invocation
@@ -77,7 +78,7 @@ def _invocation(*, quiet: bool = False, accepted: str | None = None, engine: boo
 
 def _ask(question: str) -> bool:
     """Put a question to who sits at the terminal; anything but yes is no."""
-    sys.stderr.write(f"corral: {question} [y/N] ")
+    sys.stderr.write(terminal_safe(f"corral: {question} [y/N] "))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
+from corral.plain import terminal_safe
+
 RED, YELLOW, BOLD, RESET = "\033[31m", "\033[33m", "\033[1m", "\033[0m"
 
 
@@ -64,7 +66,7 @@ class Console:
         self._line(f"corral: {text}")
 
     def show(self, text: str) -> None:
-        """Show a line as it is, always."""
+        """Show a line without anything before it, always."""
         self._line(text)
 
     def detail(self, text: str) -> None:
@@ -74,16 +76,20 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Show a warning, always."""
-        self._line(paint(f"corral: warning: {text}", YELLOW, self.colour))
+        self._line(f"corral: warning: {text}", YELLOW)
 
     def warn_block(self, lines: Sequence[str]) -> None:
         """Show a warning of several lines, always; the first says what the others are about."""
         first, *rest = lines
         self.warn(first)
         for line in rest:
-            self._line(paint(line, YELLOW, self.colour))
+            self._line(line, YELLOW)
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, colour: str = "") -> None:
+        # Much of it comes from where an agent writes: paths, Docker's explanations, what programs said.
+        text = terminal_safe(text)
+        if colour:
+            text = paint(text, colour, self.colour)
         # A reader that went away must not end a session.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text + "\n")

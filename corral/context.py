@@ -103,7 +103,11 @@ class Invocation:
     @cached_property
     def loaded(self) -> LoadedPolicy:
         """The project's policy; PolicyError when there is none or it is invalid."""
-        found = load(find(self.cwd), home=self.user.home, environ=dict(self.user.environ), uid=self.user.uid)
+        from corral import state
+
+        user = self.user
+        found = load(find(self.cwd), home=user.home, environ=dict(user.environ), uid=user.uid)
+        state.refuse_another(data_home(user.home, dict(user.environ)), found.sandbox, found.project)
         image = self.user.environ.get(IMAGE_VARIABLE)
         return found if not image else with_image(found, image)
 

@@ -7,7 +7,7 @@ protocol), so each key is known in all its spellings.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from policy.errors import PolicyError
 
@@ -16,18 +16,26 @@ OFF = "none"
 MOST = 8
 EXAMPLE = "write keys as a, ctrl-a, ctrl-] or ctrl-@, separated by commas; none switches it off"
 _CTRL = re.compile(r"ctrl-([a-z@\[\\\]^_])")
-# What a key that is let go is reported as, where a program asked for that; it says nothing.
-_RELEASED = re.compile(rb"\x1b\[[0-9:;]*:3u")
+# What a key that is let go is reported as, and one such as Ctrl by itself, where a program asked for that; it
+# says nothing.
+_SILENT = re.compile(rb"\x1b\[(?:[0-9:;]*:3|574(?:4[1-9]|5[0-4])[0-9:;]*)u")
+# What is added to the number of what is held together with a key: locks of capitals and of numbers.
+_LOCKS = (0, 64, 128, 192)
 
 
 def _spellings(key: str) -> tuple[bytes, ...]:
     match = _CTRL.fullmatch(key)
     if match is None:
         code = ord(key)
-        return (key.encode(), *(f"\x1b[{code}{end}u".encode() for end in ("", ";1", ";1:1")))
+        return (key.encode(), f"\x1b[{code}u".encode(), *_enhanced(code, 1))
     code = ord(match[1])
-    enhanced = (f"\x1b[{code};5u", f"\x1b[{code};5:1u", f"\x1b[27;5;{code}~")
-    return (bytes([code & 0x1F]), *(text.encode() for text in enhanced))
+    return (bytes([code & 0x1F]), *_enhanced(code, 5), f"\x1b[27;5;{code}~".encode())
+
+
+def _enhanced(code: int, held: int) -> Iterator[bytes]:
+    for lock in _LOCKS:
+        for event in ("", ":1"):
+            yield f"\x1b[{code};{held + lock}{event}u".encode()
 
 
 def parse(text: str) -> tuple[tuple[bytes, ...], ...]:
@@ -74,7 +82,7 @@ class Matcher:
         passed = b""
         while data:
             key = next((k for k in self._sequence[self._next] if data.startswith(k)), None)
-            released = _RELEASED.match(data)
+            released = _SILENT.match(data)
             if key is not None:
                 self.held += key
                 self._next += 1

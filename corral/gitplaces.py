@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral.looking import MAX_DEPTH, Look, behind_link, kind, real, text_of
+from corral import gitindex
+from corral.looking import MAX_DEPTH, Look, behind_link, bytes_of, kind, real, text_of
 from policy import gitconfig
 from policy.mounts import is_within
 
 MAX_MODULES = 256
 MAX_INCLUDES = 64
 HUSKY = ".husky"
+Entries = Sequence[tuple[str, str]]
 
 
 @dataclass
@@ -41,15 +43,30 @@ def find(trees: Sequence[str], environ: Mapping[str, str], look: Look) -> Places
     for tree in trees:
         look.begin(tree)
         _hooks(common, [tree], trees, home, look, places)
-        for directory in git_directories(tree, look):
+        # (Git directory, its working tree as far as that is not said in it)
+        todo = deque((path, tree if path == f"{tree}/.git" else path) for path in git_directories(tree, look))
+        todo += _repository(tree, trees, look)
+        seen: set[str] = set()
+        while todo:
+            directory, base = todo.popleft()
+            if directory in seen:
+                continue
+            if len(seen) >= MAX_MODULES:
+                look.miss(tree, f"more than {MAX_MODULES} Git directories; not all could be looked at")
+                break
+            seen.add(directory)
             places.git.append(directory)
             places.hooks.append(f"{directory}/hooks")
             configs = [f"{directory}/config", f"{directory}/config.worktree"]
             worktrees = [path for path, folder in look.names(f"{directory}/worktrees") if folder]
             configs += [f"{path}/config.worktree" for path in worktrees]
             texts = _with_included(configs, trees, home, look)
-            bases = _working_trees(directory, tree, worktrees, texts, look)
+            bases = _working_trees(directory, base, worktrees, texts, look)
             _hooks([*texts.values(), *common], bases, trees, home, look, places)
+            todo += [(path, base) for path in _common(directory, trees, look)]
+            for inner in _inner(directory, worktrees, bases, texts.values(), look):
+                for place in _inside(inner, trees):
+                    todo += _repository(place, trees, look)
     places.git = list(dict.fromkeys(places.git))
     places.hooks = list(dict.fromkeys(places.hooks))
     # What is something else than a directory, or led to by a link, is for the report.
@@ -68,7 +85,72 @@ def git_directories(tree: str, look: Look) -> list[str]:
 
 def is_git(path: str) -> bool:
     """Return whether Git takes a directory for a repository."""
-    return kind(path) == stat.S_IFDIR and all(kind(f"{path}/{part}") for part in ("HEAD", "objects"))
+    parts = ("objects", "commondir")
+    return (
+        kind(path) == stat.S_IFDIR and kind(f"{path}/HEAD") != 0 and any(kind(f"{path}/{p}") for p in parts)
+    )
+
+
+def _repository(tree: str, trees: Sequence[str], look: Look) -> list[tuple[str, str]]:
+    """Return the Git directory of a working tree, as far as it lies in the mounts, with that tree."""
+    own = f"{tree}/.git"
+    entry = look.read(own)
+    if entry is None or stat.S_ISDIR(entry.mode):
+        return [(own, tree)] if is_git(own) else []
+    word, _, path = entry.text.partition(":")
+    if stat.S_ISLNK(entry.mode):
+        path = own
+    elif word != "gitdir" or not path.strip():
+        return []
+    return [(place, tree) for place in _inside(_joined(tree, path.strip(), ""), trees) if is_git(place)]
+
+
+def _common(directory: str, trees: Sequence[str], look: Look) -> list[str]:
+    """Return where Git finds the rest of a Git directory that names another one."""
+    entry = look.read(f"{directory}/commondir")
+    if entry is None or not entry.text.strip():
+        return []
+    places = _inside(_joined(directory, entry.text.strip(), ""), trees)
+    return [place for place in places if kind(place) == stat.S_IFDIR]
+
+
+def _inner(
+    directory: str, worktrees: Iterable[str], bases: Sequence[str], texts: Iterable[Entries], look: Look
+) -> list[str]:
+    """Return the working trees inside of those of a repository, into each of which Git goes for a status."""
+    shared = [path for path, folder in look.names(directory, "sharedindex.*") if not folder]
+    sha256 = any(value.lower() == "sha256" for text in texts for _, value in text)
+    names: dict[bytes, None] = {}
+    for index in (f"{directory}/index", *shared, *(f"{path}/index" for path in worktrees)):
+        what = kind(index)
+        if what not in (0, stat.S_IFREG):
+            look.miss(index, "is no file, so nobody knows which submodules there are")
+        for name in _gitlinks(index, sha256=sha256, look=look) if what == stat.S_IFREG else ():
+            if name:
+                names[name] = None
+            elif shared:
+                look.miss(index, "cannot be read, so nobody knows which submodules there are")
+    if len(names) > MAX_MODULES:
+        look.miss(directory, f"more than {MAX_MODULES} submodules; not all could be looked at")
+    found = [os.fsdecode(name) for name in list(names)[:MAX_MODULES]]
+    return [_joined(base, name, "") for base in bases for name in found]
+
+
+def _gitlinks(index: str, *, sha256: bool, look: Look) -> list[bytes]:
+    data = bytes_of(index, look.indexes_left)
+    if data is not None and len(data) <= look.indexes_left:
+        look.indexes_left -= len(data)
+        found, known = [], False
+        for size in gitindex.HASHES if sha256 else gitindex.HASHES[:1]:
+            try:
+                found += gitindex.gitlinks(data, size)
+                known = True
+            except ValueError:
+                continue
+        if known or not data:
+            return found
+    look.miss(index, "cannot be read, so nobody knows which submodules there are")
+    return []
 
 
 def _modules(top: str, look: Look) -> list[str]:
@@ -94,20 +176,20 @@ def _modules(top: str, look: Look) -> list[str]:
     return found
 
 
-def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -> list[str]:
-    """Return the texts of the user's and the system's own configuration, and of what they include."""
+def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -> list[Entries]:
+    """Return what is in the user's and the system's own configuration, and of what they include."""
     home = environ.get("HOME", "")
     own = environ.get("GIT_CONFIG_GLOBAL", "")
     files = [own] if own else [f"{environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/config"]
     files += [] if own else [f"{home}/.gitconfig"]
     files.append(environ.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig")
-    texts: dict[str, str] = {}
+    texts: dict[str, Entries] = {}
     todo = deque(files)
     while todo and len(texts) < MAX_INCLUDES:
         path = todo.popleft()
         if path in texts or not path.startswith("/"):
             continue
-        texts[path] = text_of(path, follow=True) or ""
+        texts[path] = _parsed(path, text_of(path, follow=True) or "", look)
         todo.extend(_included(path, texts[path], home))
     for path in texts:
         for place in _inside(path, trees):
@@ -116,9 +198,9 @@ def _of_the_user(trees: Sequence[str], environ: Mapping[str, str], look: Look) -
     return list(texts.values())
 
 
-def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look: Look) -> dict[str, str]:
-    """Return the text of each configuration of a repository and of what it includes inside of the mounts."""
-    texts: dict[str, str] = {}
+def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look: Look) -> dict[str, Entries]:
+    """Return what is in each configuration of a repository and in what it includes inside of the mounts."""
+    texts: dict[str, Entries] = {}
     todo = deque(configs)
     included = 0
     while todo:
@@ -127,7 +209,7 @@ def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look
             continue
         look.configs.add(path)
         entry = look.read(path)
-        texts[path] = entry.text if entry is not None and stat.S_ISREG(entry.mode) else ""
+        texts[path] = _parsed(path, entry.text if entry and stat.S_ISREG(entry.mode) else "", look)
         for target in _included(path, texts[path], home):
             for place in _inside(target, trees):
                 included += 1
@@ -138,10 +220,18 @@ def _with_included(configs: Iterable[str], trees: Sequence[str], home: str, look
     return texts
 
 
-def _included(path: str, text: str, home: str) -> list[str]:
+def _parsed(path: str, text: str, look: Look) -> Entries:
+    if len(text) > look.configs_left:
+        look.miss(path, "more configuration of Git's than is read; not all could be looked at")
+        return ()
+    look.configs_left -= len(text)
+    return tuple(gitconfig.entries(text))
+
+
+def _included(path: str, text: Entries, home: str) -> list[str]:
     return [
         _joined(os.path.dirname(path), value, home)  # noqa: PTH120 - text in, text out
-        for key, value in gitconfig.entries(text)
+        for key, value in text
         if gitconfig.includes(key)
     ]
 
@@ -159,14 +249,14 @@ def _inside(path: str, trees: Sequence[str]) -> list[str]:
 
 
 def _working_trees(
-    directory: str, tree: str, worktrees: Iterable[str], texts: Mapping[str, str], look: Look
+    directory: str, base: str, worktrees: Iterable[str], texts: Mapping[str, Entries], look: Look
 ) -> list[str]:
     """Return the directories that a relative path in a repository's configuration is relative to."""
-    found = [tree if directory == f"{tree}/.git" else directory]
-    if directory == tree and Path(tree).name == ".git":
-        found.append(str(Path(tree).parent))
+    found = [base]
+    if Path(directory).name == ".git":
+        found.append(str(Path(directory).parent))
     for path, text in texts.items():
-        values = [value for key, value in gitconfig.entries(text) if key == "core.worktree"]
+        values = [value for key, value in text if key == "core.worktree"]
         found += [_joined(os.path.dirname(path), value, "") for value in values]  # noqa: PTH120 - as above
     for path in worktrees:
         entry = look.read(f"{path}/gitdir")
@@ -176,7 +266,7 @@ def _working_trees(
 
 
 def _hooks(
-    texts: Iterable[str],
+    texts: Iterable[Entries],
     bases: Sequence[str],
     trees: Sequence[str],
     home: str,
@@ -184,7 +274,7 @@ def _hooks(
     places: Places,
 ) -> None:
     """Add where ``core.hooksPath`` leads inside of the mounts."""
-    values = [value for text in texts for key, value in gitconfig.entries(text) if key == "core.hookspath"]
+    values = [value for text in texts for key, value in text if key == "core.hookspath"]
     for value in dict.fromkeys(values):
         for base in bases:
             path = _joined(base, value, home)

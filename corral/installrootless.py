@@ -95,7 +95,7 @@ def search_path(shown: str, manager: str, own: Path) -> str:
         words = shown.split()
     found = [word.removeprefix("PATH=") for word in words if word.startswith("PATH=")]
     found += [line.removeprefix("PATH=") for line in manager.splitlines() if line.startswith("PATH=")]
-    parts = (found or [":".join(process.EXTRA_PATH)])[0].split(":")
+    parts = (found or [":".join(process.SYSTEM_PATH)])[0].split(":")
     return ":".join(part for part in parts if part and not Path(part).is_relative_to(own))
 
 

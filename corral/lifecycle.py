@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
@@ -44,6 +45,8 @@ from policy.secrets import read_env_file
 
 IPV6 = Path("/proc/sys/net/ipv6")
 READY_TIMEOUT = 15.0
+# Seconds for removing the files of a session, in which nobody can interrupt.
+REMOVAL = 30.0
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -361,7 +364,11 @@ def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:
             engine.remove_container(invocation.api, made.name)
         except CorralError as error:
             problems.append(error)
-    state.remove_session(invocation.paths, made.session)
+    until = time.monotonic() + REMOVAL
+    if not state.empty_session(invocation.paths, made.session, lambda: time.monotonic() > until):
+        invocation.console.tell(
+            f"the session {made.session} left more files than can be removed at once: corral prune goes on"
+        )
     return problems
 
 

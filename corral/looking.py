@@ -24,6 +24,10 @@ from policy.mounts import is_within
 MAX_CONTENT = 262144
 MAX_READ = 1048576
 MAX_BYTES = 134217728
+# Characters of Git's configuration that are understood, of a mount: reading them one by one takes its time.
+MAX_CONFIGS = 1048576
+# Bytes of Git's indexes that are read, of a mount; that of a hundred thousand files has some ten million.
+MAX_INDEXES = 67108864
 # Entries of one directory, of all below one, of a mount, and of a directory in which few names count.
 MAX_LISTING = 1024
 MAX_TREE = 4096
@@ -105,6 +109,8 @@ class Look:
     tree: str = "/"
     left: int = MAX_MOUNT
     bytes_left: int = MAX_BYTES
+    configs_left: int = MAX_CONFIGS
+    indexes_left: int = MAX_INDEXES
 
     def body(self) -> dict[str, Any]:
         """Return what was seen as JSON has it: ``{"found": {path: entry}, "cut": {}, "configs": []}``."""
@@ -124,7 +130,8 @@ class Look:
 
     def begin(self, tree: str) -> None:
         """Give the next mount what may be spent on one."""
-        self.tree, self.left, self.bytes_left = tree, MAX_MOUNT, MAX_BYTES
+        self.tree, self.left = tree, MAX_MOUNT
+        self.bytes_left, self.configs_left, self.indexes_left = MAX_BYTES, MAX_CONFIGS, MAX_INDEXES
 
     def miss(self, place: str, why: str) -> None:
         """Note what could not be looked at; of too many places the whole mount is noted."""
@@ -203,6 +210,16 @@ def kind(path: str) -> int:
 def read(path: str, limit: int = MAX_READ) -> Entry | None:
     """Return what is at a path, None when there is nothing or a link leads there."""
     return _at(path, lambda name, parent: _entry(name, parent, limit))
+
+
+def bytes_of(path: str, limit: int) -> bytes | None:
+    """Return the content of a regular file, at most one byte more than ``limit``; None for anything else."""
+    return _at(path, lambda name, parent: _bytes(name, parent, limit))
+
+
+def _bytes(name: str, parent: int, limit: int) -> bytes | None:
+    with os.fdopen(os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=parent), "rb") as stream:
+        return stream.read(limit + 1) if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else None
 
 
 def real(path: str) -> str:

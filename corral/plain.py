@@ -6,6 +6,7 @@ cursor, change colours, reverse the direction of writing or hide itself is shown
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,28 @@ from typing import Any
 def plain(text: str) -> str:
     r"""Return ``text`` with what does not simply print as ``\x1b``, ``\u202e`` or ``\U000e0001``."""
     return "".join(char if _prints(char) else _escaped(char) for char in text)
+
+
+# Controls, C1 too, and what reverses the direction of writing; a carriage return that ends a line is none.
+_COMMANDS = re.compile(
+    "(?P<colour>\x1b\\[[0-9;:]*m)"
+    "|\r(?!\n|\\Z)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+
+
+def terminal_safe(text: str, *, colour: bool = False) -> str:
+    """Return output without what commands a terminal; ``colour``: colours stay.
+
+    The last thing before anything is written: more than ``plain`` stays, such as lines and what accents and
+    emoji are made of, because it is for texts that are whole.
+    """
+    return _COMMANDS.sub(
+        lambda match: match[0] if colour and match["colour"] else "".join(map(_spelled, match[0])), text
+    )
+
+
+def _spelled(char: str) -> str:
+    return char if char.isprintable() else _escaped(char)
 
 
 def _prints(char: str) -> bool:

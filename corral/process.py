@@ -11,8 +11,9 @@ from pathlib import Path
 
 from policy.errors import CorralError
 
-# An ordinary user's PATH lacks these on Debian; ip lives there.
-EXTRA_PATH = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
+# Before the user's own, which may have a project's directories in it (an activated environment), where an
+# agent that runs at this moment writes; and because an ordinary user's PATH lacks some of them on Debian.
+SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SHOWN_LINES = 10
 
 
@@ -37,7 +38,7 @@ def find(program: str, environ: Mapping[str, str], hint: str | None = None) -> s
         ProgramError: it is not installed.
     """
     directories = [part for part in environ.get("PATH", "").split(os.pathsep) if part.startswith("/")]
-    path = shutil.which(program, path=os.pathsep.join((*directories, *EXTRA_PATH)))
+    path = shutil.which(program, path=os.pathsep.join((*SYSTEM_PATH, *directories)))
     if path is None:
         raise ProgramError(f"{program} is not installed on this host", hint)
     return path

@@ -28,9 +28,10 @@ from policy.loader import LoadedPolicy
 from policy.revision import shown
 
 RECORDS = "changed"
-# In a session's directory, which no container sees: how it was when the session began.
-BEFORE = "before.json"
+BEFORE = state.BEFORE
 KEPT = 20
+# Bytes of what there was before a session: our own file, as large as what an agent piled up makes it.
+LARGEST = 1 << 32
 # Paths in a report.
 TOLD = 200
 
@@ -117,15 +118,15 @@ class Watch:
                 for path, entry in sorted(before.found.items())
                 if entry is not None and entry.content is not None
             ]
-            _remember(paths, session, findings)
             warn(unknown(error, session))
+            _remember(paths, session, findings)
         else:
             if findings:
-                _remember(paths, session, [finding for finding in findings if not finding.told_only])
+                # First of all: an agent may have left no room for a record.
                 warn(report(findings, session))
+                _remember(paths, session, [finding for finding in findings if not finding.told_only])
         # Once; whoever is killed before this has it told again, rather than by nobody.
-        with contextlib.suppress(OSError):
-            (paths.session(session) / BEFORE).unlink()
+        state.told_session(paths, session)
 
 
 def watch(loaded: LoadedPolicy, paths: StatePaths, session: str, environ: Mapping[str, str]) -> Watch:
@@ -157,7 +158,7 @@ def told_later(
     """Say what a session changed that was left to itself, and has ended; once."""
     file = paths.session(session) / BEFORE
     try:
-        body = savedfile.value(file)
+        body = savedfile.parse(savedfile.text(file, LARGEST))
         made = Watch([str(place) for place in body["places"]], Look.of(body["before"]), session, paths)
     except FileNotFoundError:
         return
@@ -205,7 +206,10 @@ def _remember(paths: StatePaths, session: str, findings: Iterable[Finding]) -> N
     directory = paths.root / RECORDS
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / f"{session}.json").write_text(json.dumps(rows), encoding="utf-8")
+        file = directory / f"{session}.json"
+        partial = file.with_suffix(".new")
+        partial.write_text(json.dumps(rows), encoding="utf-8")
+        partial.replace(file)
         for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
             old.unlink()
     except OSError as error:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from corral import oserrors, trees
 from policy import holding
 from policy.container import HOME, Mount
-from policy.errors import CorralError
-from policy.identity import SANDBOX_ID, StatePaths
+from policy.errors import CorralError, PolicyError
+from policy.identity import SANDBOX_ID, Sandbox, StatePaths
 from policy.profiles import ManagedDir, Profile
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EMPTY = "empty"
+# In a session's directory, which no container sees: how what this host executes was when it began. As long as
+# it is there, nobody has told what the session changed.
+BEFORE = "before.json"
 PROJECT = "project"
 
 
@@ -110,6 +113,30 @@ def project_of(paths: StatePaths) -> Path:
     return Path(os.fsdecode((paths.root / PROJECT).read_bytes()))
 
 
+def refuse_another(data: Path, sandbox: Sandbox, project: Path) -> None:
+    """Refuse a sandbox that is another directory's, or has the numbers of one that is.
+
+    An id has 32 bits of a hash, and units, relays and bridges go by these alone: an agent that may write its
+    policy can seek a name that has another project's, and ``corral down`` would end that one.
+
+    Args:
+        data: directory of all sandboxes' state.
+        sandbox: as a policy makes it.
+        project: where that policy is, without symbolic links.
+
+    Raises:
+        PolicyError: it is.
+    """
+    for root in data.glob(f"*-{sandbox.token}"):
+        with contextlib.suppress(OSError):
+            known = project_of(StatePaths(root))
+            if known != project:
+                raise PolicyError(
+                    f"the sandbox's name gives it the id of {root.name}, which belongs to {known}",
+                    "give the policy another name",
+                )
+
+
 def sandboxes_of(data: Path, project: Path) -> list[str]:
     """Return the ids of the sandboxes of a project directory that have state on this host, sorted.
 
@@ -184,6 +211,34 @@ def mark_left(paths: StatePaths, session: str) -> None:
 def remove_session(paths: StatePaths, session: str) -> None:
     """Remove the directory of a session; what cannot be removed stays for the next ``down``."""
     trees.remove(paths.session(session))
+
+
+def empty_session(paths: StatePaths, session: str, late: Callable[[], bool]) -> bool:
+    """Remove all of a session but what is still to be told of it: who is killed meanwhile tells nobody.
+
+    When ``late`` says so it ends with what is left; say whether nothing is.
+    """
+    directory = paths.session(session)
+    rest = {BEFORE, holding.ATTENDED} if (directory / BEFORE).exists() else {holding.ATTENDED}
+    with contextlib.suppress(OSError):
+        for entry in directory.iterdir():
+            if entry.name not in rest:
+                trees.remove(entry, late)
+        if BEFORE not in rest and {entry.name for entry in directory.iterdir()} <= rest:
+            trees.remove(directory)
+        else:
+            # Whoever looks after it later sees by the lock that nobody does.
+            return {entry.name for entry in directory.iterdir()} <= rest
+    return True
+
+
+def told_session(paths: StatePaths, session: str) -> None:
+    """Note that it was told what a session changed; of one that was emptied nothing stays."""
+    directory = paths.session(session)
+    with contextlib.suppress(OSError):
+        (directory / BEFORE).unlink(missing_ok=True)
+        if {entry.name for entry in directory.iterdir()} <= {holding.ATTENDED}:
+            trees.remove(directory)
 
 
 def sessions_of(paths: StatePaths) -> list[str]:

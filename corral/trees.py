@@ -5,8 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+# Directories that are noted when one is read: to begin anew after each would read what is left, and on some
+# file systems what was there, as often as there are directories.
+AT_ONCE, FEW = 4096, 64
+# Of all that are noted, after which only few are.
+NOTED = 1_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -31,48 +37,61 @@ def remove(tree: Path, late: Callable[[], bool] = lambda: False) -> None:
 
 def _empty(parent: int, name: str, late: Callable[[], bool]) -> None:
     current = _enter(parent, name)
-    # The way down: (name, what could not be removed there).
-    way: list[tuple[str, set[str]]] = [(name, set())]
+    way, noted = [_Level(name)], 0
     try:
         while not late():
-            below = _clear(current, way[-1][1], late)
-            if below is not None:
+            level = way[-1]
+            if not level.waiting:
+                noted += _clear(current, level, AT_ONCE if noted < NOTED else FEW, late)
+            if level.waiting:
+                below = level.waiting.pop()
+                noted -= 1
                 try:
                     deeper = _enter(current, below)
                 except OSError:
-                    way[-1][1].add(below)
+                    level.kept.add(below)
                     continue
-                way.append((below, set()))
+                way.append(_Level(below))
             elif len(way) == 1:
                 return
             else:
-                gone, _ = way.pop()
+                way.pop()
                 deeper = os.open("..", _DIRECTORY, dir_fd=current)
                 try:
-                    os.rmdir(gone, dir_fd=deeper)
+                    os.rmdir(level.name, dir_fd=deeper)
                 except OSError:
-                    way[-1][1].add(gone)
+                    way[-1].kept.add(level.name)
             os.close(current)
             current = deeper
     finally:
         os.close(current)
 
 
-def _clear(directory: int, kept: set[str], late: Callable[[], bool]) -> str | None:
-    """Remove what is not a directory; return the first that is one and was not given up, None without any."""
+@dataclass
+class _Level:
+    """A directory on the way down: what could not be removed in it, and directories still to be gone into."""
+
+    name: str
+    kept: set[str] = field(default_factory=set)
+    waiting: list[str] = field(default_factory=list)
+
+
+def _clear(directory: int, level: _Level, most: int, late: Callable[[], bool]) -> int:
+    """Remove what is not a directory; let some that are wait, and were not given up; return how many."""
     with os.scandir(directory) as entries:
         for entry in entries:
-            if late():
-                return None
-            if entry.name in kept:
+            if late() or len(level.waiting) >= most:
+                break
+            if entry.name in level.kept:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                return entry.name
+                level.waiting.append(entry.name)
+                continue
             try:
                 os.unlink(entry.name, dir_fd=directory)
             except OSError:
-                kept.add(entry.name)
-    return None
+                level.kept.add(entry.name)
+    return len(level.waiting)
 
 
 def _enter(parent: int, name: str) -> int:

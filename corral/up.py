@@ -117,11 +117,17 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
     warn_of_git(invocation)
     with console.step("pre-launch hook", minor=True):
         hooks.pre_launch(loaded, environ=user.environ, home=user.home, session=request.session)
-    watch = protect.watch(loaded, invocation.paths, request.session, user.environ)
-    with created(invocation, prepared, request) as made, console.step("start"):
+    with (
+        protect.reported(
+            loaded, invocation.paths, request.session, user.environ, console.warn_block
+        ) as watch,
+        created(invocation, prepared, request) as made,
+        console.step("start"),
+    ):
         watch.save()
         _end(invocation, others)
         watched(invocation, made)
+        watch.leave()
         made.leave()
     session = next((one for one in _daemons(invocation) if one.ident == made.ident), None)
     if session is None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Entries of one part of a sandbox that are counted; what an agent piles up must not keep anybody waiting.
 MOST = 1_000_000
+# Characters of paths that are held meanwhile.
+HELD = 64 << 20
 UNITS = ("B", "kB", "MB", "GB", "TB")
 HEADER = ("SANDBOX", "IMAGE", "OWN", "STATE", "WORKSPACE", "SESSIONS", "BUILD", "LOGS", "PROJECT")
 
@@ -85,16 +87,16 @@ def size_of(path: Path, most: int = MOST) -> tuple[int, bool]:
     seen: set[tuple[int, int]] = set()
     todo = [str(path)]
     device: int | None = None
+    held = len(todo[0])
     while todo:
         place = todo.pop()
+        held -= len(place)
         try:
             found = os.lstat(place)
             device = found.st_dev if device is None else device
             if found.st_dev != device:
                 continue
             counted += 1
-            if counted > most:
-                return total, False
             key = (found.st_dev, found.st_ino)
             if found.st_nlink == 1 or key not in seen:
                 total += found.st_blocks * 512
@@ -102,7 +104,13 @@ def size_of(path: Path, most: int = MOST) -> tuple[int, bool]:
                 seen.add(key)
             if _is_directory(found):
                 with os.scandir(place) as entries:
-                    todo += [entry.path for entry in entries]
+                    for entry in entries:
+                        # Of what is in one directory, too: all of it would be held before any is counted.
+                        if counted + len(todo) >= most or held >= HELD:
+                            whole = False
+                            break
+                        todo.append(entry.path)
+                        held += len(entry.path)
         except FileNotFoundError:
             continue
         except OSError:

@@ -9,12 +9,13 @@ import difflib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from corral import gitplaces
-from corral.looking import Entry, Look
+from corral.looking import MAX_CONFIGS, Entry, Look
 from policy import gitconfig, profiles
 from policy.mounts import is_within
 from policy.revision import shown
@@ -46,7 +47,23 @@ FILES = (
     ".zed/tasks.json",
     ".zed/settings.json",
     ".nvim.lua",
+    # Read from the directory that a program is started in.
     ".exrc",
+    ".vimrc",
+    ".gvimrc",
+    ".nvimrc",
+    ".dir-locals.el",
+    ".Rprofile",
+    ".pdbrc",
+    ".irbrc",
+    ".pryrc",
+    ".gdbinit",
+    ".lldbinit",
+    ".yarnrc",
+    # What other systems than Git obey.
+    ".hg/hgrc",
+    ".jj/repo/config.toml",
+    ".claude/hooks/",
     ".devcontainer/",
     ".husky/",
     ".idea/",
@@ -61,14 +78,26 @@ PATTERNS = (
     ".config/mise*",
 )
 # Below a Git directory, and below that of a linked worktree.
-GIT_FILES = ("info/attributes", "commondir")
-WORKTREE_FILES = ("commondir", "gitdir", "config.worktree")
+# What is still to do of a rebase may be programs.
+_TODO = "rebase-merge/git-rebase-todo"
+GIT_FILES = ("info/attributes", "commondir", _TODO)
+WORKTREE_FILES = ("commondir", "gitdir", "config.worktree", _TODO)
 # Examples that Git puts there and never executes.
 SAMPLE = ".sample"
 DIFF_LINES = 30
+# Of a configuration of Git's: each line is a key that counts.
+CONFIG_LINES = 200
+# Findings of which it is told what is different.
+DETAILED = 200
+# Characters of a line that is shown.
+WIDEST = 300
+# Lines of one text times lines of the other. Comparing takes more than that many steps, and an agent knows
+# which texts take most; beyond, lines are only counted.
+COMPARED = 1 << 20
 # Files that may hold passwords: of such a line only the key is shown.
 _WITH_PASSWORDS = frozenset({".npmrc", ".yarnrc.yml"})
-_PASSWORD = re.compile(r"^(.*(?:auth|token|passw|secret|key)[^=:]*[=:]).*", re.IGNORECASE)
+_PASSWORD = re.compile(r"auth|token|passw|secret|key", re.IGNORECASE)
+_VALUE = re.compile(r"[=:]")
 
 
 @dataclass(frozen=True)
@@ -163,7 +192,10 @@ def compare(before: Look, after: Look, search: Iterable[str]) -> list[Finding]:
         Finding(path, why, None, told_only=True) for path, why in sorted({**before.cut, **after.cut}.items())
     ]
     own = project_files()
-    for path in sorted(before.found.keys() | after.found.keys()):
+    left = 2 * MAX_CONFIGS
+    # In the order of looking: a report ends somewhere, and what is known by name comes first, so nothing an
+    # agent piles up hides it.
+    for path in dict.fromkeys((*after.found, *before.found)):
         old, new = before.found.get(path), after.found.get(path)
         if (old is None and new is None) or (old is not None and old.same(new)):
             continue
@@ -173,16 +205,21 @@ def compare(before: Look, after: Look, search: Iterable[str]) -> list[Finding]:
         name = PurePosixPath(path)
         config = path in before.configs or (old is None and path in after.configs)
         config = config and not any(f"/{path}".endswith(f"/{part}") for part in own)
-        if config and all(_kept(entry) for entry in (old, new)):
+        config = config and all(_kept(entry) for entry in (old, new))
+        if config:
+            # What is too much to be understood is told as any other file is.
+            left -= len(_text(old)) + len(_text(new))
+        if config and left >= 0:
             lines = gitconfig.differences(_text(old), _text(new))
             if lines:
                 what = "keys that may make Git run something"
-                found.append(Finding(path, what, old, tuple(map(shown, lines))))
+                found.append(Finding(path, what, old, tuple(_shown(lines, CONFIG_LINES))))
         elif str(name.parent) in programs:
             if new is not None and new.executable:
                 found.append(Finding(path, "a program in a directory of your PATH", old))
         elif old is not None or (new is not None and not stat.S_ISDIR(new.mode)):
-            found.append(Finding(path, _what(old, new), old, tuple(_diff(name.name, old, new))))
+            lines = list(_diff(name.name, old, new)) if len(found) < DETAILED else []
+            found.append(Finding(path, _what(old, new), old, tuple(lines)))
     return found
 
 
@@ -204,11 +241,42 @@ def _text(entry: Entry | None) -> str:
 
 
 def _diff(name: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
-    lines = list(difflib.unified_diff(_text(old).splitlines(), _text(new).splitlines(), lineterm="", n=0))[2:]
-    for line in lines[:DIFF_LINES]:
-        yield shown(_PASSWORD.sub(r"\1 (not shown)", line) if name in _WITH_PASSWORDS else line)
-    if len(lines) > DIFF_LINES:
-        yield f"... and {len(lines) - DIFF_LINES} lines more"
+    lines = list(_differences(_text(old).splitlines(), _text(new).splitlines()))
+    yield from _shown(map(_hidden, lines) if name in _WITH_PASSWORDS else lines, DIFF_LINES)
+
+
+def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    if len(old) * len(new) <= COMPARED:
+        yield from list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
+        return
+    gone, come = Counter(old), Counter(new)
+    gone, come = gone - come, come - gone
+    if not gone and not come:
+        yield "the same lines in another order"
+    for sign, lines, many in (("-", old, gone), ("+", new, come)):
+        for line in lines:
+            if many[line] > 0:
+                many[line] -= 1
+                yield sign + line
+
+
+def _hidden(line: str) -> str:
+    """Return a line without what follows the first word that tells of a password."""
+    word = _PASSWORD.search(line)
+    value = _VALUE.search(line, word.end()) if word else None
+    return f"{line[: value.end()]} (not shown)" if value else line
+
+
+def _shown(lines: Iterable[str], most: int) -> Iterator[str]:
+    """Yield lines as they are printed; of many, or of long ones, the beginning."""
+    more = 0
+    for count, line in enumerate(lines):
+        if count < most:
+            yield shown(line if len(line) <= WIDEST else f"{line[:WIDEST]}…")
+        else:
+            more += 1
+    if more:
+        yield f"... and {more} lines more"
 
 
 def writable(mounts: Iterable[tuple[Path, bool]]) -> list[str]:

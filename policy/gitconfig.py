@@ -44,11 +44,11 @@ def suspect(text: str) -> dict[str, tuple[str, ...]]:
 
     A line that cannot be read is under `UNREADABLE`: what Git makes of it is not known.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, list[str]] = {}
     for key, value in entries(text):
         if not harmless(key, value):
-            found[key] = (*found.get(key, ()), value)
-    return found
+            found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}
 
 
 def harmless(key: str, value: str) -> bool:

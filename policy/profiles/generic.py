@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
+from policy.mounts import is_within
 from policy.profiles.base import Profile
 from policy.profiles.config import ProfileOptions, problem
 from policy.secrets import changes_behaviour
@@ -45,6 +47,14 @@ def _state(text: str) -> str:
     return text
 
 
+def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
+    # What lies in another is the agent's to exchange for a link, and Docker follows it on this host.
+    for one, other in permutations(paths, 2):
+        if is_within(one, other):
+            raise problem("a state directory in another one", "name the upper one only")
+    return paths
+
+
 Word = Annotated[str, Field(min_length=1, max_length=4096)]
 Words = Annotated[tuple[Word, ...], Field(strict=False, max_length=64)]
 
@@ -69,7 +79,9 @@ class GenericOptions(ProfileOptions):
     resume: Words = ()
     daemon: Words = ()
     state: Annotated[
-        tuple[Annotated[str, AfterValidator(_state)], ...], Field(strict=False, max_length=16)
+        tuple[Annotated[str, AfterValidator(_state)], ...],
+        Field(strict=False, max_length=16),
+        AfterValidator(_apart),
     ] = ()
 
     @field_validator("interactive", "one_shot", "prompted", "resume", "daemon")

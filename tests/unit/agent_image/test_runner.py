@@ -56,3 +56,11 @@ def test_a_program_in_a_relative_place_of_the_path_is_not_found(tmp_path: Path, 
     for search in (".", "", ":/nonexistent", "./"):
         assert SubprocessRunner().run(["tool"], {"PATH": search}, seen.append) == MISSING
     assert SubprocessRunner().run(["tool"], {"PATH": str(tmp_path)}, seen.append) == 3
+
+
+def test_what_the_system_has_is_not_taken_from_the_users_path(tmp_path: Path) -> None:
+    # An activated environment of a project, where an agent writes.
+    (tmp_path / "sh").symlink_to("/bin/false")
+    lines: list[str] = []
+    assert SubprocessRunner().run(("sh", "-c", "echo ours"), {"PATH": f"{tmp_path}:/bin"}, lines.append) == 0
+    assert lines == ["ours"]

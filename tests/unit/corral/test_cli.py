@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from corral import __version__, cli, commands, state
 from corral.checks import Check
 from corral.cli import main
 from corral.down import Removed
+from corral.output import print_text
 from corral.sessioncommands import app
 from policy.errors import CorralError, EnforcerError, EngineError, InstallError, NotReadyError, PolicyError
 from policy.loader import load
@@ -401,3 +403,38 @@ def test_a_name_the_terminal_cannot_show_is_no_crash(project: Path) -> None:
     assert done.returncode == 2
     assert b"no corral.yaml" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+HOSTILE = "the path /p/\x1b]0;title\x07\x1b[2J\u202ex"
+
+
+def test_what_is_told_of_an_error_commands_no_terminal(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(project)
+
+    def refuse(*_: object) -> str:
+        raise EngineError(HOSTILE, HOSTILE)
+
+    monkeypatch.setattr("corral.down.down", refuse)
+    assert main(["down"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("/p/\\x1b]0;title\\x07\\x1b[2J\\u202ex") == 2
+    monkeypatch.setattr("corral.down.down", lambda *_: (_ for _ in ()).throw(RuntimeError(HOSTILE)))
+    assert main(["down"]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_what_is_printed_commands_no_terminal_and_keeps_its_colours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_text(f"\x1b[1mhead\x1b[0m\n{HOSTILE}")
+    assert capsys.readouterr().out == ("\x1b[1mhead\x1b[0m\nthe path /p/\\x1b]0;title\\x07\\x1b[2J\\u202ex\n")
+
+
+def test_a_question_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert commands._ask(HOSTILE)
+    assert "\x1b" not in capsys.readouterr().err

@@ -68,3 +68,22 @@ def test_colour_is_for_terminals_that_want_it() -> None:
     assert not wants_colour(Terminal(), {"TERM": "dumb"})
     assert not wants_colour(Terminal(), {})
     assert paint("x", "\033[31m", enabled=False) == "x"
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[8mb\u202e"
+TOLD = "a\\x1b]0;title\\x07\\x1b[8mb\\u202e"
+
+
+def test_nothing_that_is_told_commands_the_terminal() -> None:
+    shown, stream = console(progress=True, verbose=True, colour=True)
+    shown.say(HOSTILE)
+    shown.tell(HOSTILE)
+    shown.show(HOSTILE)
+    shown.detail(HOSTILE)
+    with shown.step(HOSTILE):
+        pass
+    assert stream.getvalue().count(TOLD) == 5 and "\x1b" not in stream.getvalue()
+    shown.warn_block([HOSTILE, HOSTILE])
+    assert stream.getvalue().endswith(f"\033[33mcorral: warning: {TOLD}\033[0m\n\033[33m{TOLD}\033[0m\n")
+    shown.tell("at a raw terminal\r")
+    assert stream.getvalue().endswith("at a raw terminal\r\n")

@@ -67,3 +67,15 @@ def test_run_warns_about_the_project_and_what_it_mounts(
     run.warn_of_git(invocation)
     assert f"git does not work in {tree}" in said.getvalue()
     assert f"{repository}/.git" in said.getvalue() and "mounts.rw" in said.getvalue()
+
+
+def test_what_an_agent_wrote_into_the_file_is_told_without_commanding_the_terminal(
+    invocation: Invocation, tmp_path: Path, said: io.StringIO
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / ".git").write_text("gitdir: /nowhere/\x1b]0;title\x07\x1b[2J\n")
+    invocation.__dict__["loaded"] = invocation.__dict__["approved"] = replace(invocation.loaded, rw=(tree,))
+    run.warn_of_git(invocation)
+    assert f"git does not work in {tree}" in said.getvalue()
+    assert "\x1b" not in said.getvalue() and "\x07" not in said.getvalue()

@@ -30,7 +30,7 @@ MEMBER = Membership(1000, "dev", None, member=False)
         (f"PATH={OWN}/0-old/bin:/usr/bin\n", "", "/usr/bin"),
         ('OTHER=x "PATH=/a b/bin:/usr/bin"\n', "", "/a b/bin:/usr/bin"),
         ("OTHER=x\n", "LANG=C\nPATH=/m/bin:/usr/bin\n", "/m/bin:/usr/bin"),
-        ("\n", "LANG=C\n", "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"),
+        ("\n", "LANG=C\n", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ],
 )
 def test_the_path_of_the_engine_s_unit_is_kept_without_ours(shown: str, manager: str, expected: str) -> None:

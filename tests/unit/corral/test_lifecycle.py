@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from agent_image.files.entrypoint import channel, gate
-from corral import attended, lifecycle, network, relay, secretchannel, state
+from corral import attended, lifecycle, network, protect, relay, secretchannel, state
 from corral.context import Invocation
+from corral.leftovers import sweep
 from corral.lifecycle import Prepared, created, prepare, signals_held
 from corral.session import SERVICE, Outside, Request, Terminal
 from corral.subnets import Plan
@@ -379,3 +381,54 @@ def test_nobody_s_leaving_is_anybody_s_attendance(
     assert attended.attended(directory) is False
     assert (directory / holding.LEFT).exists()
     assert list(docker_engine.containers_by_id) == [session.ident]
+
+
+def test_what_a_session_changed_is_told_by_the_next_start_when_telling_it_was_cut_off(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, said: io.StringIO, project: Path
+) -> None:
+    def cut_off(_lines: object) -> None:
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    for session, warn in ((SESSION, cut_off), ("1a1b2c3d", told.extend)):
+        with (
+            pytest.raises(KeyboardInterrupt) if warn is cut_off else contextlib.nullcontext(),
+            protect.reported(invocation.loaded, invocation.paths, session, {"PATH": ""}, warn) as watch,
+            created(invocation, prepared, replace(request(), session=session)) as made,
+        ):
+            watch.save()
+            (invocation.paths.session_home(session) / "large").write_text("x")
+            (project / ".envrc").write_text(made.ident)
+    assert f"  {project}/.envrc: changed" in told
+    # Of the other there is what telling needs, and nothing else.
+    assert leftovers(invocation, docker_engine) == [SESSION]
+    directory = invocation.paths.session(SESSION)
+    assert {path.name for path in directory.iterdir()} == {protect.BEFORE, attended.FILE}
+    assert ".envrc" not in said.getvalue()
+    assert sweep(invocation, []) == [SESSION]
+    assert f"  {project}/.envrc: new" in said.getvalue()
+    assert leftovers(invocation, docker_engine) == []
+
+
+@pytest.mark.parametrize("untold", [True, False])
+def test_more_files_than_can_be_removed_in_time_are_left_for_the_next_start(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    said: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    untold: bool,
+) -> None:
+    monkeypatch.setattr(lifecycle, "REMOVAL", -1.0)
+    told: list[str] = []
+    watch = protect.watch(invocation.loaded, invocation.paths, SESSION, {"PATH": ""})
+    with created(invocation, prepared, request()):
+        if untold:
+            watch.save()
+        (invocation.paths.session_home(SESSION) / "large").write_text("x")
+    assert "corral prune goes on" in said.getvalue()
+    watch.tell({"PATH": ""}, told.extend)
+    assert leftovers(invocation, docker_engine) == [SESSION]
+    assert attended.attended(invocation.paths.session(SESSION)) is False
+    assert sweep(invocation, []) == [SESSION]
+    assert leftovers(invocation, docker_engine) == [] and told == []

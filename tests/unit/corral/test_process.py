@@ -53,3 +53,12 @@ def test_a_relative_path_entry_is_not_searched(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ProgramError):
         process.find("program", {"PATH": ".:"})
     assert process.find("program", {"PATH": f".:{tmp_path}"}) == str(tmp_path / "program")
+
+
+def test_what_the_system_has_is_not_taken_from_the_users_path(tmp_path: Path) -> None:
+    # An activated environment of a project, where an agent writes.
+    for name in ("git", "sh"):
+        (tmp_path / name).symlink_to("/bin/false")
+    found = process.find("sh", {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert Path(found).parent != tmp_path
+    assert process.run(["sh", "-c", "echo ours"], environ={"PATH": str(tmp_path)}).stdout == "ours\n"

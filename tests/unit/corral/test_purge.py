@@ -12,6 +12,7 @@ from corral import relay, state, units
 from corral.context import Invocation
 from corral.purge import purge
 from policy.errors import CorralError
+from policy.identity import StatePaths, sandbox_for
 from tests.unit.corral.fakes import FakeDocker
 
 
@@ -113,3 +114,20 @@ def test_a_sandbox_goes_by_its_id_from_anywhere(
     elsewhere.__dict__.update(api=docker_engine, enforcer=invocation.enforcer)
     assert purge(elsewhere, invocation.loaded.sandbox.id, ask=None, tell=print) == [str(root)]
     assert not root.exists()
+
+
+def test_a_name_that_was_sought_removes_nothing_of_another_project(
+    invocation: Invocation, tmp_path: Path, alone: list[str]
+) -> None:
+    # What an agent may write into corral.yaml: one name in four thousand million has the other's id.
+    text = invocation.loaded.path.read_text().replace("name: demo", "name: sought")
+    invocation.loaded.path.write_text(text)
+    project, uid = invocation.loaded.project, invocation.user.uid
+    victim = StatePaths(invocation.data / sandbox_for(uid, project, "sought").id)
+    victim.workspace.mkdir(parents=True)
+    state.remember_project(victim, tmp_path / "victim")
+    fresh = Invocation(invocation.user, invocation.cwd, invocation.console)
+    fresh.__dict__.update(api=invocation.api, enforcer=invocation.enforcer)
+    purge(fresh, None, ask=None, tell=lambda _: None)
+    assert victim.workspace.exists()
+    assert alone == [sandbox_for(uid, project, project.name).id]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from corral import state
+from corral.context import Invocation
 from policy import profiles
 from policy.container import HOME, Mount
-from policy.errors import CorralError
+from policy.errors import CorralError, PolicyError
 from policy.identity import StatePaths
 from policy.profiles import ManagedDir, SeedFile
 
@@ -198,3 +199,17 @@ def test_a_home_of_any_depth_is_removed(paths: StatePaths, tmp_path: Path) -> No
     state.remove_session(paths, "0a1b2c3d")
     assert not paths.session("0a1b2c3d").exists()
     assert (outside / "file").exists()
+
+
+@pytest.mark.parametrize("slug", ["demo", "another"])
+def test_a_name_that_was_sought_for_another_projects_numbers_is_refused(
+    invocation: Invocation, tmp_path: Path, slug: str
+) -> None:
+    fresh = Invocation(invocation.user, invocation.cwd, invocation.console)
+    sandbox = fresh.loaded.sandbox
+    state.remember_project(StatePaths(invocation.data / sandbox.id), fresh.loaded.project)
+    assert Invocation(invocation.user, invocation.cwd, invocation.console).loaded.sandbox == sandbox
+    (invocation.data / sandbox.id / state.PROJECT).unlink()
+    state.remember_project(StatePaths(invocation.data / f"{slug}-{sandbox.token}"), tmp_path / "victim")
+    with pytest.raises(PolicyError, match="victim"):
+        _ = Invocation(invocation.user, invocation.cwd, invocation.console).loaded

@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Network
+from pathlib import Path
 
 import pytest
 
@@ -139,6 +140,24 @@ def test_one_that_did_not_start_leaves_nothing(world: World) -> None:
     with pytest.raises(CorralError, match="gate"):
         world.up()
     assert world.states() == []
+
+
+def test_what_one_changed_that_ended_while_it_was_started_is_told(
+    world: World, said: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    world.allow(replace(world.invocation.loaded, rw=(notes,)))
+
+    def ends(*_: object) -> None:
+        (notes / ".envrc").write_text("a program\n")
+        raise CorralError("the program ended at once")
+
+    monkeypatch.setattr(up, "watched", ends)
+    with pytest.raises(CorralError, match="at once"):
+        world.up()
+    assert f"  {notes}/.envrc: new" in said.getvalue()
+    assert world.states() == [] and list((world.invocation.paths.root / "sessions").iterdir()) == []
 
 
 def test_one_that_died_is_taken_away_by_the_next(world: World) -> None:

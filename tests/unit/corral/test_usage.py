@@ -39,6 +39,16 @@ def test_too_many_entries_are_said_to_be_more(tmp_path: Path) -> None:
     assert size_of(tmp_path, most=21)[1] is True
 
 
+def test_heaps_of_names_are_not_held_but_said_to_be_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(b"x" * BLOCK)
+    monkeypatch.setattr(usage, "HELD", 5 * len(str(tmp_path)), raising=False)
+    size, whole = size_of(tmp_path)
+    assert whole is False and size >= 4 * BLOCK
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root opens what is closed")
 def test_what_is_closed_is_said_to_be_more(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)

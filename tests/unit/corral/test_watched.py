@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -309,3 +310,116 @@ def test_each_profile_names_what_its_harness_executes_below_a_project(name: str)
     assert own or profiles.get(name).install is None
     assert all(not part.startswith("/") and ".." not in part for part in own)
     assert set(own) <= set(watched.project_files())
+
+
+def test_nothing_that_is_piled_up_pushes_what_is_known_by_name_out_of_a_report(
+    session: Session, project: Path
+) -> None:
+    def pile() -> None:
+        for number in range(300):
+            place = project / ".devcontainer" / f"d{number:03}"
+            place.mkdir(parents=True)
+            (place / ".envrc").write_text("x\n")
+        (project / ".vscode").mkdir()
+        (project / ".vscode" / "tasks.json").write_text("a program\n")
+        (project / ".git" / "config").write_text("[core]\n\tfsmonitor = a program\n")
+
+    told = session(pile).splitlines()
+    assert "lines" not in told[0] and any("more" in line for line in told)
+    assert f"  {project}/.vscode/tasks.json: new" in told[:10]
+    assert any("core.fsmonitor" in line for line in told[:10])
+
+
+# What would take hours is told in a moment; nothing here is that slow.
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise AssertionError("it takes too long")
+
+    former = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 20)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_line_made_to_take_long_holds_nobody_up(session: Session, project: Path) -> None:
+    told = session(lambda: (project / ".npmrc").write_text("key" * (looking.MAX_CONTENT // 3)))
+    assert f"  {project}/.npmrc: new" in told.splitlines()
+    assert max(map(len, told.splitlines())) < 500
+
+
+@pytest.mark.usefixtures("at_once")
+def test_texts_made_to_take_long_to_compare_hold_nobody_up(session: Session, project: Path) -> None:
+    letters = [chr(0x21 + number // 90) + chr(0x21 + number % 90) for number in range(110)]
+
+    def text(mark: str) -> str:
+        lines, seed = [], 1
+        for size in range(390, 0, -1):
+            for _ in range(size):
+                seed = seed * 1103515245 + 12345 & 0x7FFFFFFF
+                lines.append(letters[seed % len(letters)])
+            lines.append(f"{mark}{size}")
+        return "\n".join(lines)
+
+    (project / ".envrc").write_text(text("-"))
+    assert len(text("+")) < looking.MAX_CONTENT
+    told = session(lambda: (project / ".envrc").write_text(text("+"))).splitlines()
+    assert f"  {project}/.envrc: changed" in told
+    assert "    --390" in told and any("lines more" in line for line in told)
+
+
+def test_what_is_only_counted_is_told_all_the_same(
+    session: Session, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "COMPARED", 0)
+    (project / ".envrc").write_text("a\nb\nb\n")
+    told = session(lambda: (project / ".envrc").write_text("b\nc\na\n")).splitlines()
+    assert [line for line in told if line.startswith("    ")] == ["    -b", "    +c"]
+    told = session(lambda: (project / ".envrc").write_text("a\nc\nb\n")).splitlines()
+    assert "    the same lines in another order" in told
+
+
+def test_what_follows_the_first_word_for_a_password_is_not_shown(session: Session, project: Path) -> None:
+    (project / ".npmrc").write_text("//npm.example.com/:_authToken=s3cr3t:key=v\nregistry=x\n")
+    told = session((project / ".npmrc").unlink)
+    assert "s3cr3t" not in told and "key=v" not in told and "-registry=x" in told
+
+
+def modules(tree: Path, number: int) -> None:
+    for name in range(number):
+        repository(tree / ".git" / "modules", f"m{name}")
+        config = "[a]\n" + "b=c\n" * (looking.MAX_CONTENT // 4 - 1)
+        (tree / ".git" / "modules" / f"m{name}" / "config").write_text(config)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_heaps_of_configuration_hold_nobody_up_and_are_told(tree: Path) -> None:
+    before = watched.snapshot([str(tree)], (), NOWHERE)
+    modules(tree, 12)
+    found = watched.compare(before, watched.snapshot([str(tree)], (), NOWHERE), ())
+    told = {(os.path.relpath(one.path, tree), one.what) for one in found}
+    cut = "more configuration of Git's than is read; not all could be looked at"
+    # Understood, or told as any other file is.
+    assert (".git/modules/m0/config", "keys that may make Git run something") in told
+    assert {(".git/modules/m9/config", cut), (".git/modules/m9/config", "new")} <= told
+
+
+def test_what_is_not_understood_any_more_of_a_configuration_is_told_as_a_file(
+    session: Session, git: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "MAX_CONFIGS", 10)
+    told = session(lambda: (git / "config").write_text(CONFIG + "\tfsmonitor = a program\n"))
+    assert f"  {git}/config: changed" in told.splitlines() and "fsmonitor = a program" in told
+
+
+@pytest.mark.parametrize("directory", [".git", ".git/worktrees/w"])
+def test_programs_that_a_rebase_would_run_are_told(tree: Path, directory: str) -> None:
+    (tree / directory).mkdir(parents=True, exist_ok=True)
+
+    def act() -> None:
+        (tree / directory / "rebase-merge").mkdir()
+        (tree / directory / "rebase-merge" / "git-rebase-todo").write_text("exec a program\n")
+
+    assert changes(tree, act) == {f"{directory}/rebase-merge/git-rebase-todo": "new"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -12,6 +13,7 @@ from policy import profiles
 from policy.container import HOME
 from policy.errors import PolicyError
 from policy.hosts import parse_host
+from policy.mounts import is_within
 from policy.profiles import Profile, Start, names, tomltext
 from policy.secrets import changes_behaviour
 
@@ -91,6 +93,9 @@ def test_profile_says_everything_that_is_asked_of_one(profile: Profile) -> None:
     assert profile.state_dirs or profile.install is None
     for seed in profile.seeds:
         assert any(seed.path.startswith(directory + "/") for directory in profile.state_dirs), seed.path
+    # The agent could exchange one that lies in another, and Docker would mount what it leads to.
+    for one, other in itertools.permutations(profile.state_dirs, 2):
+        assert not is_within(one, other)
     for part in profile.host_files.values():
         assert any(part.startswith(directory + "/") for directory in profile.state_dirs), part
     files = [file.path for file in profile.baked_files(profile.parse_options({}))]
@@ -322,6 +327,9 @@ def test_generic_is_what_its_options_say() -> None:
         {"state": ["/etc"]},
         {"state": ["a/../b"]},
         {"state": [""]},
+        {"state": ["tool", "tool/inner"]},
+        {"state": ["a/b/c", "d", "a"]},
+        {"state": ["tool", "tool"]},
         {"interactive": ["a\0b"]},
         {"one_shot": [""]},
         {"other": 1},
