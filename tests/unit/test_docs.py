@@ -16,12 +16,12 @@ CASES = {*range(1, 20), *range(21, 28)}
 
 @cache
 def marks(path: Path) -> dict[str, dict[str, set[object]]]:
-    """Return test -> mark -> the first arguments it is marked with, of one file."""
+    """Return test -> mark -> the first arguments it is marked with, of one file; one of its parameters counts."""
     found: dict[str, dict[str, set[object]]] = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             mine = found.setdefault(node.name, {})
-            for call in node.decorator_list:
+            for call in (inner for decorator in node.decorator_list for inner in ast.walk(decorator)):
                 if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
                     continue
                 if isinstance(call.args[0], ast.Constant):
