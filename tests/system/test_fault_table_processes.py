@@ -148,10 +148,10 @@ def test_containers_that_live_for_a_moment_reach_nothing_while_nobody_listens(ho
     # More happened than Docker's ring holds: some of it is lost to whoever was held still.
     assert 0 < events.count("create") < STARTS
     host.wait_enforcer()
-    until(lambda: sorted(pins(host)) == before, 30, "the elements are what they were")
+    until(lambda: sorted(pins(host)) == before, 120, "the elements are what they were")
     until(
         lambda: json.loads(host.box.run(["corral", "status", "--json"]).stdout)["strangers"] == [],
-        30,
+        120,
         "no stranger is left over",
     )
     assert host.internet.packets(forbidden) == 0
