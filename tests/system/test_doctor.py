@@ -117,7 +117,8 @@ CASES = {
 REPRESENTATIVE = ("Docker's jump gone", "enforcer stopped", "the writer's socket stopped")
 # What is broken, and how that shows, with an engine of the user's own as well.
 ANYWHERE = ("Docker's jump gone", "enforcer stopped", "enforcer silent", "enforcer.toml with a typing error", "no lingering")  # fmt: skip
-OWN_WRITER = Case(("COR-049",), f"{AS_USER} stop {WRITER}", f"{AS_USER} start {WRITER}", "inactive")
+# Its socket stays where it was, and nobody answers there.
+OWN_WRITER = Case(("COR-051",), f"{AS_USER} stop {WRITER}", f"{AS_USER} start {WRITER}")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

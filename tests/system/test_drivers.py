@@ -17,7 +17,11 @@ FORBIDDEN = "203.0.113.66"
 ALLOWED = "https://allowed1.corral.example/"
 LEGACY = pytest.mark.engine("bookworm-legacy", reason="the box whose engine is on the legacy tables")
 OWN = pytest.mark.engine("trixie-own", reason="the box whose engine writes no rules")
-BOTH = pytest.mark.engine("bookworm-legacy", "trixie-own", reason="the boxes with another driver")
+BOTH = pytest.mark.engine(
+    "bookworm-legacy",
+    "trixie-own",
+    reason="the boxes with another driver; every other test is about Docker's chain in nft's iptables",
+)
 
 
 def skeleton(host: Host) -> dict[str, object]:
@@ -98,6 +102,29 @@ def test_rules_that_are_flushed_are_mended_and_nothing_gets_out_meanwhile(host: 
     until(lambda: "hook" not in str(skeleton(host)["problems"]), 30, "Docker's jump")
     assert "203.0.113.10" in project.inside("curl", "-sS", ALLOWED).stdout
     host.control(FORBIDDEN)
+
+
+@pytest.mark.engine("rootless", reason="with an engine of the system a box of its own is for that")
+@pytest.mark.case(25)
+def test_behind_an_engine_of_the_users_own_that_writes_no_rules_nothing_gets_out(host: Host) -> None:
+    # What its setup tool adds where it finds no kernel modules. slirp4netns needs no translation to let it out.
+    with host.engine_options(iptables=False):
+        project = host.project("unruled")
+        done = project.inside("python3", "-c", FLOOD, FORBIDDEN, "0.3", check=False)
+        host.plain("true")
+        sent = host.plain(
+            "python3", "-c", FLOOD, FORBIDDEN, "0.3", network=project.sandbox["network"], check=False
+        )
+        print(done.returncode, done.stdout, done.stderr, sent.stdout)
+        assert host.internet.packets(FORBIDDEN) == 0
+        assert "DOCKER-USER" not in host.netadmin("iptables", "-S").stdout
+        assert skeleton(host)["driver"] == "own"
+        assert done.returncode == 0
+        assert "203.0.113.10" in project.inside("curl", "-sS", ALLOWED).stdout
+        assert project.inside("curl", "-sS", "-m", "5", f"https://{FORBIDDEN}/", check=False).returncode == 7
+        assert host.internet.packets(FORBIDDEN) == 0
+        host.control(FORBIDDEN)
+    assert skeleton(host)["driver"] == "nft"
 
 
 @LEGACY
