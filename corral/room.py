@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # leftovers; the files it is made from are small.
 FIRST_IMAGE, CONTEXT = 1_000_000_000, 64_000_000
 INODES = 20_000
+# Below it nothing of use can be written.
+LEAST = 1 << 16
 
 
 def room_for(
@@ -54,6 +56,35 @@ def room_for(
         else:
             continue
         return what, "make room: corral df, corral prune --images, docker builder prune, docker image prune"
+    return None
+
+
+def full(
+    places: Iterable[Path], statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
+) -> tuple[str, str] | None:
+    """Return that a session can write no more, and the fix; None when there is room, or nobody can tell.
+
+    Harnesses have odd words for it, or none.
+
+    Args:
+        places: directories that the session writes to.
+        statvfs: asks for a file system.
+    """
+    for place in places:
+        try:
+            found = statvfs(place)
+        except OSError:
+            continue
+        if found.f_bavail * found.f_frsize < LEAST:
+            what = "is full"
+        elif found.f_files and not found.f_favail:
+            what = "can hold no more files"
+        else:
+            continue
+        return (
+            f"the disk of {place} {what}: what the session did last may be lost, or the reason of its end",
+            "make room: corral df, corral prune",
+        )
     return None
 
 

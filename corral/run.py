@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from corral import (
     apart,
@@ -15,6 +16,7 @@ from corral import (
     joining,
     leftovers,
     protect,
+    room,
     screens,
     sessions,
     starting,
@@ -152,7 +154,12 @@ def request(
 
 def _session(invocation: Invocation, asked: Request, keys: str | None) -> int:
     with _made(invocation, asked) as (session, watch):
-        return connect_and_run(invocation, session, asked, watch, keys)
+        code = connect_and_run(invocation, session, asked, watch, keys)
+        # Before its home is removed, which makes room.
+        problem = room.full(_written(invocation, asked.session))
+        if problem is not None:
+            invocation.console.warn("; ".join(problem))
+        return code
 
 
 @contextlib.contextmanager
@@ -270,6 +277,13 @@ def connect_and_run(
         except Left as left:
             keeper.save()
             return _left(invocation, session, asked, watch, hung_up=left.hung_up)
+
+
+def _written(invocation: Invocation, session: str) -> list[Path]:
+    """Return where a session writes."""
+    paths = invocation.paths
+    mounted = (Path(mount.source) for mount in invocation.approved.mounts if not mount.read_only)
+    return [*mounted, paths.home, paths.session_home(session)]
 
 
 def _left(

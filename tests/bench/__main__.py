@@ -14,6 +14,7 @@ from tests.lab.facts import describe
 from tests.results import RESULTS, commit
 from tests.system.host import PYTHON, Project, install
 
+from .images import images
 from .statistics import summary
 
 HERE = Path(__file__).parent
@@ -73,7 +74,7 @@ def start(lab: Lab, count: int) -> dict[str, Any]:
     }
 
 
-BENCHMARKS: dict[str, Callable[[Lab, int], dict[str, Any]]] = {"heal": heal, "start": start}
+BENCHMARKS: dict[str, Callable[[Lab, int], dict[str, Any]]] = {"heal": heal, "start": start, "images": images}
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from tests.bench.healwatch import chain_of, messages
+from tests.bench.images import megabytes
 from tests.bench.statistics import percentile, summary
 
 
@@ -33,3 +34,9 @@ def test_rules_are_told_by_their_chain_and_other_messages_are_left_out() -> None
     data = message(10 << 8 | 8, rule) + message(1 << 8 | 8, rule) + message(10 << 8 | 15, b"")
     assert [(kind, chain_of(payload)) for kind, payload in messages(data)] == [(8, "DOCKER-USER"), (15, "")]
     assert messages(b"\0" * 40) == []
+
+
+def test_sizes_are_read_as_docker_prints_them() -> None:
+    assert [megabytes(text) for text in ("1.234GB", "305.6MB", "12kB")] == [1234.0, 305.6, 0.0]
+    with pytest.raises(ValueError, match="12B"):
+        megabytes("12B")

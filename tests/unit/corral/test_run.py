@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,22 @@ def test_both_kinds_of_session_say_when_git_does_not_work(
     monkeypatch.setattr(run, "warn_of_git", warned.append)
     assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 5
     assert warned == [invocation]
+
+
+@pytest.mark.parametrize("command", ["run", "shell"])
+def test_a_full_disk_is_said_at_the_end_of_a_session_and_its_exit_code_is_kept(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch, said: io.StringIO, command: str
+) -> None:
+    asked: list[list[Path]] = []
+    monkeypatch.setattr(run, "prepare", lambda _: None)
+    monkeypatch.setattr(run, "created", made_up)
+    monkeypatch.setattr(run, "connect_and_run", lambda *_: 5)
+    monkeypatch.setattr(run.room, "full", lambda places: asked.append(places) or ("it is full", "make room"))
+    assert (run.run(invocation, ["true"]) if command == "run" else run.shell(invocation)) == 5
+    assert "it is full; make room" in said.getvalue()
+    # Where the session writes: the project, what the harness keeps, its home.
+    (places,) = asked
+    assert [invocation.loaded.project, invocation.paths.home] == places[:2] and len(places) == 3
 
 
 @pytest.mark.parametrize("command", ["run", "shell"])

@@ -150,6 +150,22 @@ def test_where_nobody_can_tell_a_build_begins(tmp_path: Path) -> None:
     assert room_for(None, tmp_path, None, lambda _: fs(10**12)) is None
 
 
+def test_a_disk_that_is_full_is_named_and_one_that_nobody_can_ask_is_not() -> None:
+    home, project = Path("/home"), Path("/project")
+    rooms = {home: fs(10**9), project: fs(0)}
+    found = room.full([home, project], rooms.__getitem__)
+    assert found is not None and found[0].startswith("the disk of /project is full")
+    rooms[project] = fs(10**9, inodes=0)
+    found = room.full([home, project], rooms.__getitem__)
+    assert found is not None and found[0].startswith("the disk of /project can hold no more files")
+    assert room.full([home], rooms.__getitem__) is None
+
+    def refuse(_: Path) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    assert room.full([home, project], refuse) is None
+
+
 def test_the_refusal_names_image_and_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(room, "room_for", lambda *_: ("too little", "make room"))
     monkeypatch.setattr(room, "look", lambda *_: None)
