@@ -32,8 +32,9 @@ BEFORE = state.BEFORE
 KEPT = 20
 # Bytes of what there was before a session: our own file, as large as what an agent piled up makes it.
 LARGEST = 1 << 32
-# Paths in a report.
+# Paths in a report, and lines about what is different in them.
 TOLD = 200
+DETAILS = 250
 
 
 def trees(loaded: LoadedPolicy) -> list[str]:
@@ -181,9 +182,13 @@ def report(findings: Iterable[Finding], session: str) -> list[str]:
     """Return what the user reads."""
     lines = ["the session changed what this host executes; look at it before you use the directory:"]
     found = list(findings)
+    left = DETAILS
     for finding in found[:TOLD]:
         lines.append(f"  {shown(finding.path)}: {finding.what}")
-        lines += [f"    {line}" for line in finding.lines]
+        lines += [f"    {line}" for line in finding.lines[:left]]
+        left = max(left - len(finding.lines), 0)
+    if sum(len(finding.lines) for finding in found[:TOLD]) > DETAILS:
+        lines.append("  what is different in the others is not shown here")
     if len(found) > TOLD:
         lines.append(f"  ... and {len(found) - TOLD} more")
     if all(finding.told_only for finding in found):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from corral import gitplaces
-from corral.looking import MAX_CONFIGS, Entry, Look
+from corral.looking import MAX_CONFIGS, Entry, Look, kind
 from policy import gitconfig, profiles
 from policy.mounts import is_within
 from policy.revision import shown
@@ -122,7 +122,9 @@ def project_files() -> tuple[str, ...]:
 
 def hook_directories(trees: Sequence[str], environ: Mapping[str, str], look: Look | None = None) -> list[str]:
     """Return the directories of hooks of all repositories in mounted directories; some may be missing."""
-    return gitplaces.find(trees, environ, look or Look()).hooks
+    found = gitplaces.find(trees, environ, look or Look()).hooks
+    # One that names another Git directory has its hooks there.
+    return [path for path in found if not kind(str(PurePosixPath(path).parent / "commondir"))]
 
 
 def closable(trees: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -179,3 +179,11 @@ def test_all_indexes_of_a_mount_have_one_limit(outer: Path, monkeypatch: pytest.
     monkeypatch.setattr(looking, "MAX_INDEXES", size + 16)
     cut = watched.snapshot([str(outer)], (), NOWHERE).cut
     assert [Path(place).name for place in cut] == ["index", "index"]
+
+
+def test_a_linked_worktree_gets_no_directory_of_hooks_that_git_does_not_know(
+    outer: Path, tmp_path: Path
+) -> None:
+    git(outer, "worktree", "add", "-q", str(tmp_path / "linked"))
+    trees = [str(outer), str(tmp_path / "linked")]
+    assert watched.hook_directories(trees, NOWHERE) == [f"{outer}/.git/hooks"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corral import gitdirs, gitplaces, looking, trees, watched
+from corral import gitdirs, gitplaces, looking, protect, trees, watched
 from corral.watched import Finding
 from policy import profiles
 from tests.unit.corral.test_protect import CONFIG, SESSION, Session, repository, session
@@ -423,3 +423,16 @@ def test_programs_that_a_rebase_would_run_are_told(tree: Path, directory: str) -
         (tree / directory / "rebase-merge" / "git-rebase-todo").write_text("exec a program\n")
 
     assert changes(tree, act) == {f"{directory}/rebase-merge/git-rebase-todo": "new"}
+
+
+def test_a_report_is_not_longer_than_somebody_reads(session: Session, git: Path) -> None:
+    def act() -> None:
+        for number in range(60):
+            module = repository(git / "modules", f"m{number}")
+            (module / "config").write_text("[a]\n" + "".join(f"\tb{key} = c\n" for key in range(40)))
+
+    told = session(act).splitlines()
+    assert len(told) < 500
+    assert sum(line.startswith("    ") for line in told) == protect.DETAILS
+    assert sum("/config: keys that may" in line for line in told) == 60
+    assert "  what is different in the others is not shown here" in told
