@@ -43,6 +43,8 @@ SELECTED = "case or fault or engine or smoke or representative"
 """Marks of what runs on engines other than the default."""
 STARTS, STARTS_IN_FULL = "CORRAL_STARTS", "100"
 """How often a container starts with a flood, in the tests that count packets before the policy."""
+MADE = ("docs/results", "docs/engines.md")
+"""What a run writes itself."""
 TESTED = ("enforcer", "tests/lab")
 """What a result file stands for: after a change there it says nothing any more."""
 
@@ -125,7 +127,7 @@ def commit() -> str:
     """Return the commit that was tested, marked when the tree differs from it."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--", ":!docs/results"],
+        ["git", "status", "--porcelain", "--", *(f":!{path}" for path in MADE)],
         cwd=ROOT,
         capture_output=True,
         text=True,
