@@ -77,7 +77,7 @@ def reaches(world: World, ident: str) -> set[str]:
     return {name.host for name in world.service.tracker.sessions[ident].names}
 
 
-@pytest.mark.parametrize("full", [{"c1"}, {"c2"}, {"c1", "c2"}], ids=str)
+@pytest.mark.parametrize("full", [{"c1"}, {"c2"}, {"c1", "c2"}], ids=lambda full: "+".join(sorted(full)))
 def test_a_denial_closes_every_session_whatever_cannot_be_saved(
     play: Callable[..., World], disk: Disk, full: set[str]
 ) -> None:
