@@ -29,6 +29,8 @@ __all__ = ["base_url"]
 TIMEOUT = 60
 # With live-restore the agent outlives a restart of Docker, which may be the step of a longer upgrade.
 COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
+# What is over does not need it, and its user waits.
+SOON = 20.0
 # Docker always listens for a detach sequence. This one no keyboard sends: 0xFF is not part of any UTF-8 text.
 NO_DETACH = b",".join([b"\xff"] * 8)
 
@@ -156,6 +158,27 @@ def remove_container(api: APIClient, ident: str) -> bool:
                 return False
             raise
     return True
+
+
+def remove_ended(api: APIClient, ident: str) -> None:
+    """Remove the container of a session that is over, also while the engine is being started again.
+
+    systemd holds the socket of the system's engine meanwhile. A rootless one has none, and ended the session.
+
+    Raises:
+        EngineError: Docker cannot, or is not back within ``SOON`` seconds.
+    """
+    import time
+
+    until = time.monotonic() + SOON
+    while True:
+        try:
+            remove_container(api, ident)
+            return
+        except EngineGoneError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(COME_BACK_PAUSE)
 
 
 def sandbox_containers(

@@ -345,7 +345,7 @@ def _end(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralErr
     if made.left and not failed:
         state.mark_left(invocation.paths, made.session)
         return []
-    return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made)
+    return _keep(invocation, made) if made.keep and not failed else _undo(invocation, made, failed=failed)
 
 
 def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
@@ -356,12 +356,13 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
     return []
 
 
-def _undo(invocation: Invocation, made: _Made) -> list[CorralError]:
+def _undo(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
     problems: list[CorralError] = []
     with _withdrawn(invocation, made.ident):
         try:
             # By name: an interrupted create may have made the container without telling its id.
-            engine.remove_container(invocation.api, made.name)
+            remove = engine.remove_container if failed else engine.remove_ended
+            remove(invocation.api, made.name)
         except CorralError as error:
             problems.append(error)
     until = time.monotonic() + REMOVAL

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+import requests
 
 from corral import engine
-from policy.errors import EngineError
+from policy.errors import EngineError, EngineGoneError
 from policy.schema import Limits
 from tests.unit.corral.fakes import FakeDocker, refusal
 
@@ -102,3 +104,24 @@ def test_an_engine_of_the_users_own_is_started_without_root() -> None:
         told = engine._unreachable("unix:///run/user/1000/docker.sock", OSError(error))
         assert str(told.hint).startswith("systemctl --user ")
         assert "--user" not in str(engine._unreachable("unix:///var/run/docker.sock", OSError(error)).hint)
+
+
+def test_what_is_over_is_removed_when_an_engine_that_went_away_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api, tried = MagicMock(), list[str]()
+
+    def remove(ident: str, **_: object) -> None:
+        tried.append(ident)
+        if len(tried) < 3:
+            raise requests.ConnectionError("No such file or directory")
+
+    api.remove_container = remove
+    monkeypatch.setattr(engine, "COME_BACK_PAUSE", 0)
+    engine.remove_ended(api, "c1")
+    assert tried == ["c1"] * 3
+    # One that stays away is told after a while.
+    tried.clear()
+    monkeypatch.setattr(engine, "SOON", 0)
+    with pytest.raises(EngineGoneError, match="removing the container c1"):
+        engine.remove_ended(api, "c1")
