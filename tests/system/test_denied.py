@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import Box
 
-from .host import BASE_POLICY, EVERY_ENGINE, Host, Project, until
+from .host import BASE_POLICY, Host, Project, until
 from .test_leaving import EVE, Eve
 
 # argv: where. UDP floods, TCP knocks, ICMP asks; how many of each is written down.
@@ -81,7 +81,6 @@ def found(project: Project, key: tuple[str, str, int | None], *words: str) -> di
     return listed(project, *words)[key]
 
 
-@EVERY_ENGINE
 @pytest.mark.representative
 def test_three_kinds_of_forbidden_packets_are_listed_with_their_exact_number(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
@@ -122,7 +121,6 @@ def test_three_kinds_of_forbidden_packets_are_listed_with_their_exact_number(hos
     host.control(forbidden)
 
 
-@EVERY_ENGINE
 @pytest.mark.representative
 def test_a_flood_hides_neither_another_sandbox_nor_the_same_ones_other_attempts(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
@@ -292,7 +290,6 @@ def test_another_user_is_told_nothing(host: Host, eve: Eve) -> None:
     process.wait(timeout=30)
 
 
-@EVERY_ENGINE
 @pytest.mark.representative
 def test_metrics_are_what_prometheus_reads_and_move_with_what_happens(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]

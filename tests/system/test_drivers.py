@@ -104,29 +104,6 @@ def test_rules_that_are_flushed_are_mended_and_nothing_gets_out_meanwhile(host: 
     host.control(FORBIDDEN)
 
 
-@pytest.mark.engine("rootless", reason="with an engine of the system a box of its own is for that")
-@pytest.mark.case(25)
-def test_behind_an_engine_of_the_users_own_that_writes_no_rules_nothing_gets_out(host: Host) -> None:
-    # What its setup tool adds where it finds no kernel modules. slirp4netns needs no translation to let it out.
-    with host.engine_options(iptables=False):
-        project = host.project("unruled")
-        done = project.inside("python3", "-c", FLOOD, FORBIDDEN, "0.3", check=False)
-        host.plain("true")
-        sent = host.plain(
-            "python3", "-c", FLOOD, FORBIDDEN, "0.3", network=project.sandbox["network"], check=False
-        )
-        print(done.returncode, done.stdout, done.stderr, sent.stdout)
-        assert host.internet.packets(FORBIDDEN) == 0
-        assert "DOCKER-USER" not in host.netadmin("iptables", "-S").stdout
-        assert skeleton(host)["driver"] == "own"
-        assert done.returncode == 0
-        assert "203.0.113.10" in project.inside("curl", "-sS", ALLOWED).stdout
-        assert project.inside("curl", "-sS", "-m", "5", f"https://{FORBIDDEN}/", check=False).returncode == 7
-        assert host.internet.packets(FORBIDDEN) == 0
-        host.control(FORBIDDEN)
-    assert skeleton(host)["driver"] == "nft"
-
-
 @LEGACY
 def test_without_its_library_the_installation_is_refused_with_the_fix(host: Host) -> None:
     host.box.run(["pipx", "runpip", "corral", "uninstall", "-y", "python-iptables"], timeout=120)

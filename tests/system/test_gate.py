@@ -15,7 +15,7 @@ from tests.lab.network import in_netns
 
 from .host import BASE_POLICY, EVERY_ENGINE, Done, Host, Project
 
-pytestmark = [pytest.mark.representative, EVERY_ENGINE]
+pytestmark = pytest.mark.representative
 
 PROBE = "192.0.2.1"
 SERVICE = BASE_POLICY + "host_services:\n  - {name: llama, port: 8081}\n"
@@ -53,6 +53,7 @@ def answering(lab: Lab, host: Host, address: str) -> Iterator[None]:
         in_netns(lab.internet._lab.inet_netns, ["ip", "route", "del", "local", f"{address}/32", "dev", "lo"])
 
 
+@EVERY_ENGINE
 def test_the_policy_is_told_line_by_line_before_the_agent_runs(host: Host) -> None:
     project = host.project("lines", SERVICE)
     with listener(host, 8081):
@@ -73,6 +74,7 @@ def test_the_policy_is_told_line_by_line_before_the_agent_runs(host: Host) -> No
     ]
 
 
+@EVERY_ENGINE
 def test_a_shell_passes_the_same_gate_beside_a_running_session(host: Host) -> None:
     project = host.project("beside")
     process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
@@ -83,6 +85,7 @@ def test_a_shell_passes_the_same_gate_beside_a_running_session(host: Host) -> No
     host.box.kill(process)
 
 
+@EVERY_ENGINE
 def test_the_gate_is_counted_as_denied(host: Host) -> None:
     project = host.project("denied")
     process = project.start("sh", "-c", "touch up; sleep 60", marker="up")
@@ -182,6 +185,7 @@ def paused(host: Host, project: Project, *words: str) -> Done:
     return Done(words, process.returncode, stdout, stderr)
 
 
+@EVERY_ENGINE
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 @pytest.mark.parametrize("words", [("run", "--", "touch", "ran"), ("shell",)], ids=["run", "shell"])
 def test_with_repair_paused_a_reachable_unlisted_host_stops_the_start_with_exactly_that(
@@ -204,6 +208,7 @@ def test_with_repair_paused_a_reachable_unlisted_host_stops_the_start_with_exact
     assert project.exists("ran")
 
 
+@EVERY_ENGINE
 def test_with_repair_paused_verify_fails_with_the_gates_words(lab: Lab, host: Host) -> None:
     project = host.project("verify-hole")
     project.inside("true")
@@ -216,6 +221,7 @@ def test_with_repair_paused_verify_fails_with_the_gates_words(lab: Lab, host: Ho
     assert all(line.startswith(("FAIL gate: ", "FAIL live-rules: ")) for line in failed), failed
 
 
+@EVERY_ENGINE
 def test_an_address_that_answers_nothing_is_not_taken_for_a_blocked_one(host: Host) -> None:
     project = host.project("silent")
     project.inside("true")
@@ -226,6 +232,7 @@ def test_an_address_that_answers_nothing_is_not_taken_for_a_blocked_one(host: Ho
     assert not project.exists("ran")
 
 
+@EVERY_ENGINE
 def test_a_resolver_that_can_be_reached_stops_the_start(host: Host) -> None:
     project = host.project("resolver-hole")
     project.inside("true")
@@ -240,6 +247,7 @@ def test_a_resolver_that_can_be_reached_stops_the_start(host: Host) -> None:
     assert not project.exists("ran")
 
 
+@EVERY_ENGINE
 @pytest.mark.parametrize("resolver", ["stub", "routable"])
 def test_nobody_outside_hears_the_gates_questions(host: Host, resolver: str) -> None:
     project = host.project(
@@ -257,6 +265,7 @@ def test_nobody_outside_hears_the_gates_questions(host: Host, resolver: str) -> 
         assert host.internet.queries(mark)
 
 
+@EVERY_ENGINE
 def test_a_name_that_does_not_listen_stops_the_start_unless_liveness_is_off(host: Host) -> None:
     quiet = BASE_POLICY + "    - {host: quiet.corral.example, ports: [8443, 9443]%s}\n"
     host.internet.set_name("quiet.corral.example", ["203.0.113.77"])
@@ -281,6 +290,7 @@ def test_a_name_that_does_not_listen_stops_the_start_unless_liveness_is_off(host
     )
 
 
+@EVERY_ENGINE
 def test_a_host_service_without_a_listener_stops_the_start(host: Host) -> None:
     project = host.project("no-listener", SERVICE)
     done = project.inside("touch", "ran", check=False)

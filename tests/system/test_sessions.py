@@ -11,7 +11,7 @@ import pytest
 from tests.lab import Box
 
 from .engine_side import engine_socket
-from .host import BASE_POLICY, ENFORCER, EVERY_ENGINE, Host, Project, until
+from .host import BASE_POLICY, ENFORCER, Host, Project, until
 
 pytestmark = pytest.mark.representative
 
@@ -81,7 +81,6 @@ def slow_docker(project: Project, word: str) -> tuple[subprocess.Popen[Any], str
     return process, f"unix://{socket}"
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize("word", ["/containers/create", "/start"])
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143)])
 def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
@@ -108,7 +107,6 @@ def test_an_interrupt_while_docker_works_leaves_no_container_and_is_not_lost(
         Box.kill(proxy)
 
 
-@EVERY_ENGINE
 def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
     project = host.project("full")
     project.inside("true")
@@ -120,7 +118,6 @@ def test_output_to_a_full_disk_is_an_error(host: Host) -> None:
     assert project.containers() == []
 
 
-@EVERY_ENGINE
 def test_a_terminal_that_goes_away_ends_a_shell_and_what_in_it_ignores_the_hang_up(host: Host) -> None:
     project = host.project("window")
     project.inside("true")
@@ -133,7 +130,6 @@ def test_a_terminal_that_goes_away_ends_a_shell_and_what_in_it_ignores_the_hang_
     assert project.containers() == []
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize("spoiled", ["typo", "renamed", "gone"])
 def test_down_cleans_up_after_the_policy_was_edited(host: Host, spoiled: str) -> None:
     project = host.project("edited")
@@ -150,7 +146,6 @@ def test_down_cleans_up_after_the_policy_was_edited(host: Host, spoiled: str) ->
     assert project.corral("down", check=False).stdout.endswith(": nothing to do\n")
 
 
-@EVERY_ENGINE
 def test_a_sandbox_goes_by_its_id_after_its_directory_moved(host: Host) -> None:
     project = host.project("moved")
     project.inside("true")
@@ -158,7 +153,6 @@ def test_a_sandbox_goes_by_its_id_after_its_directory_moved(host: Host) -> None:
     assert "removed its network" in host.box.run(["corral", "down", sandbox], cwd="/tmp").stdout
 
 
-@EVERY_ENGINE
 def test_an_installation_needs_no_login(host: Host) -> None:
     bare = {"XDG_RUNTIME_DIR": "", "DBUS_SESSION_BUS_ADDRESS": ""}
     assert "user part: done" in host.box.run(["corral", "install"], env=bare, timeout=180).stdout

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import Box, Internet, Lab
 
-from .host import BASE_POLICY, ENFORCER, EVERY_ENGINE, Host, Project
+from .host import BASE_POLICY, ENFORCER, Host, Project
 from .tamper import TABLE, Tampering
 from .tamperbench import note, parameters
 
@@ -198,7 +198,6 @@ BREAKS = {
 }
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize("tampering", parameters(WHOLE))
 def test_what_only_the_whole_command_can_see_fails_exactly_that_check(
     host: Host, project: Project, tampering: Tampering, record_property: Callable[[str, object], None]
