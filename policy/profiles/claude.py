@@ -24,8 +24,27 @@ STATE = ".claude"
 
 # A key in the environment that nobody approved costs a dialog, and an approval would keep a part of the key
 # on disk. A helper that prints it needs none. A server of one's own may want no credential; the harness does.
+#
+# --bg leaves the work to a service and ends. As a session's first program that is the end of the container,
+# service and work included, so there it becomes the session itself, where it has a terminal: corral is what
+# leaves it and comes back.
 LAUNCHER = f"""\
 #!/bin/sh
+if [ "$PPID" = 1 ]; then
+    background=
+    for word do
+        shift
+        case "$word" in
+            --bg | --background) background=1 ;;
+            *) set -- "$@" "$word" ;;
+        esac
+    done
+    if [ -n "$background" ] && ! [ -t 0 ]; then
+        echo "corral: claude --bg would end with this container, because it is the first program in it" >&2
+        echo "corral: corral run --detach -- claude PROMPT goes on, and corral attach comes back" >&2
+        exit 1
+    fi
+fi
 if [ -n "${{ANTHROPIC_API_KEY:-}}" ]; then
     export CORRAL_API_KEY="$ANTHROPIC_API_KEY"
     unset ANTHROPIC_API_KEY

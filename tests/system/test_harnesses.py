@@ -279,6 +279,23 @@ def test_at_a_terminal_without_a_dialog_resized_and_continued_after_down(
         assert (first["code"], again["code"]) == (0, 0)
 
 
+def test_claude_in_the_background_is_a_session_that_is_left(host: Host) -> None:
+    harness = ALL["claude"]
+    with project_of(host, harness) as project, serving(host.box, COMMANDS, key=KEY) as model:
+        # Without a terminal its own service would end with the container: it says so, and asks nobody.
+        done = project.inside("claude", "--bg", PROMPT, check=False)
+        assert done.returncode == 1 and "corral run --detach" in done.stderr
+        assert model.requests() == []
+        project.corral("run", "--detach", "--name", "work", "--", "claude", "--bg", PROMPT)
+        host.box.wait_for(
+            lambda: project.exists("made.txt") and project.read("made.txt") == "1000\n", timeout=PATIENCE
+        )
+        (row,) = json.loads(project.corral("ps", "--here", "--json").stdout)["sessions"]
+        assert (row["name"], row["state"], row["attended"]) == ("work", "running", False)
+        project.corral("down")
+        assert project.containers() == []
+
+
 GENERIC = """\
 profile: generic
 limits: {best_effort: true}

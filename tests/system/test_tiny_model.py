@@ -1,14 +1,12 @@
-"""Harnesses in a sandbox ask a real model that the host serves, and pass on what it says."""
+"""A harness in a sandbox asks a real model that the host serves, and passes on what it says."""
 
 from __future__ import annotations
-
-import pytest
 
 from tests.lab import Lab
 from tests.models import tiny
 
 from .host import Host
-from .test_harnesses import OF_OPENAI, Harness, project_of
+from .test_harnesses import Harness, project_of
 
 QUESTION = "What is the capital of France?"
 # Two processors read some ten words of a prompt a second when everything else is busy, too.
@@ -18,18 +16,12 @@ OPENCODE = """{config: {model: lab/tiny, agent: {build: {prompt: "Answer in one 
   provider: {lab: {npm: "@ai-sdk/openai-compatible", name: lab,
     options: {baseURL: "http://corral-host:PORT/v1", apiKey: "{env:OPENAI_API_KEY}"},
     models: {tiny: {name: tiny, limit: {context: 32768, output: 256}}}}}}}"""
-ASKING = {
-    "opencode": Harness("opencode", "OPENAI_API_KEY", OPENCODE, "chat", "", port=tiny.PORT),
-    "aider": Harness(
-        "aider", "OPENAI_API_KEY", OF_OPENAI.replace("demo", "openai/tiny"), "chat", "", port=tiny.PORT
-    ),
-}
+HARNESS = Harness("opencode", "OPENAI_API_KEY", OPENCODE, "chat", "", port=tiny.PORT)
 
 
-@pytest.mark.parametrize("harness", [pytest.param(one, id=name) for name, one in ASKING.items()])
-def test_a_harness_answers_from_a_real_model_on_this_host(lab: Lab, host: Host, harness: Harness) -> None:
-    with project_of(host, harness) as project, tiny.serving(lab.box, lab.name) as log:
-        done = project.inside(*harness.one_shot(QUESTION), check=False, timeout=PATIENCE)
+def test_a_harness_answers_from_a_real_model_on_this_host(lab: Lab, host: Host) -> None:
+    with project_of(host, HARNESS) as project, tiny.serving(lab.box, lab.name) as log:
+        done = project.inside(*HARNESS.one_shot(QUESTION), check=False, timeout=PATIENCE)
         print(done.stdout[-2000:])
         assert done.returncode == 0, done.stdout + done.stderr
         # What it says of it is its own.
@@ -37,4 +29,4 @@ def test_a_harness_answers_from_a_real_model_on_this_host(lab: Lab, host: Host, 
         # It was this server that said so.
         assert "POST /v1/chat/completions" in log.read_text()
     # The control: nobody else could have.
-    assert project.inside(*harness.one_shot(QUESTION), check=False).returncode == 1
+    assert project.inside(*HARNESS.one_shot(QUESTION), check=False).returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,49 @@ def test_claude_needs_no_credential_for_a_server_of_ones_own_only(tmp_path: Path
     own = claude_started(tmp_path, settings='{"env": {"ANTHROPIC_BASE_URL": "http://corral-host:1"}}')
     assert own["env"] == {"ANTHROPIC_AUTH_TOKEN": "none"}
     assert claude_started(tmp_path)["env"] == {}
+
+
+def first(tmp_path: Path, *words: str, terminal: bool) -> tuple[int, str]:
+    """Start claude's launcher as a session's first program, and return its exit code and what it says."""
+    stub, program = tmp_path / "stub", tmp_path / "launcher"
+    stub.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    launcher = claude.LAUNCHER.replace(claude.MANAGED_SETTINGS, str(stub)).replace('"$PPID"', "1")
+    program.write_text(launcher.replace(claude.BINARY, str(stub)))
+    for file in (stub, program):
+        file.chmod(0o755)
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [program, *words],
+            stdin=theirs if terminal else subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--bg", "--background"])
+def test_claude_in_the_background_is_the_session_itself_where_it_has_a_terminal(
+    tmp_path: Path, flag: str
+) -> None:
+    assert first(tmp_path, flag, "a b", "--model", "x", terminal=True) == (0, "<a b><--model><x>")
+    assert first(tmp_path, "a b", terminal=True) == (0, "<a b>")
+
+
+def test_claude_in_the_background_without_a_terminal_is_refused_and_the_way_is_said(tmp_path: Path) -> None:
+    code, said = first(tmp_path, "--bg", "a b", terminal=False)
+    assert code == 1 and "corral run --detach" in said
+    assert first(tmp_path, "-p", "a b", terminal=False) == (0, "<-p><a b>")
+
+
+def test_claude_in_the_background_of_a_shell_is_left_as_it_is(tmp_path: Path) -> None:
+    assert claude_started(tmp_path, "--bg", "a b")["words"] == ["--bg", "a b"]
 
 
 @pytest.fixture
