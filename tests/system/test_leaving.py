@@ -52,10 +52,12 @@ find /etc/systemd /etc/modules-load.d -newer /etc/debian_version -print | sort
 ip -br link | awk '{print $1}' | grep corral
 true
 """
-LOOK_USER = r"""
+LOOK_ENGINE = r"""
 docker network ls --format '{{.Name}} {{.Driver}}' | sort
 docker ps -a --format '{{.Names}}' | sort
 docker images --format '{{.Repository}}:{{.Tag}}' | grep -v ^kept-by-the-lab | sort
+"""
+LOOK_USER = r"""
 systemctl --user list-unit-files --no-legend --plain --no-pager | awk '{print $1, $2}' | sort
 systemctl --user list-units --all --no-legend --plain --no-pager 'corral*' | awk '{print $1}'
 find ~/.config/systemd -name '*corral*' 2>/dev/null
@@ -100,7 +102,9 @@ ipset destroy mine
 
 def look(host: Host) -> str:
     there = host.netadmin("sh", "-c", LOOK_NETWORK).stdout if host.engine.network() else ""
-    text = there + host.root("sh", "-c", LOOK).stdout + host.shell(LOOK_USER, check=False).stdout
+    text = (
+        there + host.root("sh", "-c", LOOK).stdout + host.shell(LOOK_ENGINE + LOOK_USER, check=False).stdout
+    )
     for part in EMPTY:
         text = text.replace(part, "")
     return text
