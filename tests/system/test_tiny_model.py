@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.lab import Lab
 from tests.models import tiny
 
@@ -20,13 +22,16 @@ HARNESS = Harness("opencode", "OPENAI_API_KEY", OPENCODE, "chat", "", port=tiny.
 
 
 def test_a_harness_answers_from_a_real_model_on_this_host(lab: Lab, host: Host) -> None:
-    with project_of(host, HARNESS) as project, tiny.serving(lab.box, lab.name) as log:
-        done = project.inside(*HARNESS.one_shot(QUESTION), check=False, timeout=PATIENCE)
-        print(done.stdout[-2000:])
-        assert done.returncode == 0, done.stdout + done.stderr
-        # What it says of it is its own.
-        assert "France" in done.stdout
-        # It was this server that said so.
-        assert "POST /v1/chat/completions" in log.read_text()
-    # The control: nobody else could have.
-    assert project.inside(*HARNESS.one_shot(QUESTION), check=False).returncode == 1
+    with project_of(host, HARNESS) as project:
+        with tiny.serving(lab.box, lab.name) as log:
+            done = project.inside(*HARNESS.one_shot(QUESTION), check=False, timeout=PATIENCE)
+            print(done.stdout[-2000:])
+            assert done.returncode == 0, done.stdout + done.stderr
+            # What it says of it is its own.
+            assert "France" in done.stdout
+            # It was this server that said so.
+            assert re.search(r"stop processing: n_tokens = [1-9]", log.read_text())
+        # The control: nobody else could have.
+        refused = project.inside(*HARNESS.one_shot(QUESTION), check=False)
+        assert refused.returncode == 1
+        assert str(tiny.PORT) in refused.stderr, refused.stderr
