@@ -294,7 +294,8 @@ def _manage(directory: Path, files: Mapping[str, bytes]) -> bool:
             if not file.is_file() or file.read_bytes() != content:
                 changed = True
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                partial = file.with_name(f"{file.name}.new")
+                # Beside the directory: any name in it may be one of the user's.
+                partial = directory.with_name(f"{directory.name}.new")
                 partial.write_bytes(content)
                 partial.replace(file)
     except OSError as error:

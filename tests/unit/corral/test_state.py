@@ -169,6 +169,14 @@ def test_what_comes_along_lies_beside_what_the_profile_manages_and_is_told_once(
     assert held() == {".gitignore": "", "a": "new"}
 
 
+def test_a_file_of_the_users_has_any_name(paths: StatePaths) -> None:
+    part = ".config/agent"
+    profile = replace(PROFILE, managed_dirs=(ManagedDir(part, {}),))
+    mine = {"a.new": b"1", "a": b"2", "b": b"3"}
+    state.prepare(paths, profile, carried={part: mine})
+    assert {path.name: path.read_bytes() for path in (paths.managed / part).iterdir()} == mine
+
+
 def test_a_home_that_the_agent_closed_is_removed(paths: StatePaths, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o755)
