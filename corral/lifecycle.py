@@ -257,7 +257,8 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
             with network.locked(paths.root / "addresses.lock"):
                 address, beside = "", False
                 if prepared.plan is not None:
-                    free, beside = network.free_address(api, loaded.sandbox, prepared.plan)
+                    turn = paths.root / "address"
+                    free, beside = network.free_address(api, loaded.sandbox, prepared.plan, turn)
                     address = str(free)
                 spec = plan(
                     loaded,

@@ -176,10 +176,13 @@ def _is_ours(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> bool:
     return labels.get(LABEL_UID) == str(uid) and labels.get(LABEL_SANDBOX) == sandbox.id
 
 
-def free_address(api: APIClient, sandbox: Sandbox, plan: Plan) -> tuple[IPv4Address, bool]:
-    """Return the lowest address no container holds, and whether any holds one.
+def free_address(api: APIClient, sandbox: Sandbox, plan: Plan, turn: Path) -> tuple[IPv4Address, bool]:
+    """Return the next address that no container holds, and whether any holds one.
 
     Call it and create the container under one lock.
+
+    Args:
+        turn: a file of ours that says which one was given last.
 
     Raises:
         EngineError: none is free, or Docker does not answer.
@@ -187,7 +190,14 @@ def free_address(api: APIClient, sandbox: Sandbox, plan: Plan) -> tuple[IPv4Addr
     with errors("listing containers"):
         entries = api.containers(all=True, filters={"network": sandbox.network})
     used = subnets.addresses_in_use(entries, sandbox.network)
-    return subnets.allocate(plan, used), bool(used)
+    last = ""
+    # It only saves time, so a disk that refuses stands in nobody's way.
+    with contextlib.suppress(OSError):
+        last = turn.read_text(encoding="ascii", errors="replace").strip()
+    found = subnets.allocate(plan, used, last)
+    with contextlib.suppress(OSError):
+        turn.write_text(f"{found}\n", encoding="ascii")
+    return found, bool(used)
 
 
 def remove(api: APIClient, sandbox: Sandbox, uid: int) -> list[str] | None:

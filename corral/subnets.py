@@ -159,14 +159,24 @@ def addresses_in_use(containers: Iterable[Mapping[str, Any]], network: str) -> s
     return found
 
 
-def allocate(plan: Plan, used: Iterable[IPv4Address]) -> IPv4Address:
-    """Return the lowest free address for a session.
+def allocate(plan: Plan, used: Iterable[IPv4Address], last: str = "") -> IPv4Address:
+    """Return the next free address for a session, the lowest when all have had their turn.
+
+    The kernel tells one address of few refusals a second (ICMP), and a gate waits 0.3 s for each that does not
+    come. So a session does not get the address of the one before it.
+
+    Args:
+        plan: the network.
+        used: what containers hold.
+        last: the address that was given last; anything else is none.
 
     Raises:
         EngineError: every address is held by a container.
     """
     held = set(used)
-    for address in plan.addresses:
+    order = [str(address) for address in plan.addresses]
+    turn = order.index(last) + 1 if last in order else 0
+    for address in (*plan.addresses[turn:], *plan.addresses[:turn]):
         if address not in held:
             return address
     raise EngineError(

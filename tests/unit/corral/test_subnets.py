@@ -118,6 +118,18 @@ def test_the_lowest_free_address_is_given_and_a_full_network_is_an_error() -> No
         allocate(plan, plan.addresses)
 
 
+def test_a_session_gets_another_address_than_the_one_before_it() -> None:
+    plan = Plan(IPv4Network("172.16.0.0/26"))
+    given = ["172.16.0.2"]
+    while len(given) < len(plan.addresses):
+        given.append(str(allocate(plan, [], given[-1])))
+    assert given == [str(address) for address in plan.addresses]
+    # Round again, past what is held.
+    assert str(allocate(plan, [IPv4Address("172.16.0.2")], given[-1])) == "172.16.0.3"
+    for odd in ("", "172.16.0.1", "10.0.0.1", "nonsense\0"):
+        assert str(allocate(plan, [], odd)) == "172.16.0.2"
+
+
 def inspect_of(plan: Plan, **changes: Any) -> dict[str, Any]:
     body = network_body(SANDBOX, 1000, *map(str, (plan.subnet, plan.gateway, plan.strangers)))
     found = {key: value for key, value in body.items() if key != "CheckDuplicate"}
