@@ -13,12 +13,25 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn, TextIO
+
+
+# Objects. Looking for garbage among what imports make takes a tenth of a command's time and finds none.
+BEFORE_GARBAGE = 100_000
+
+
+def program() -> NoReturn:
+    """Be the program ``corral``: what is left at its end is the system's to take back, which does it faster."""
+    gc.set_threshold(BEFORE_GARBAGE)
+    code = main()
+    # All that has to be undone was undone where it was done; main flushed.
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,4 +159,4 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()
