@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn, TextIO
 
-
 # Objects. Looking for garbage among what imports make takes a tenth of a command's time and finds none.
 BEFORE_GARBAGE = 100_000
 
 
 def program() -> NoReturn:
-    """Be the program ``corral``: what is left at its end is the system's to take back, which does it faster."""
+    """Be the program ``corral``: what is left at its end the system takes back, which is faster."""
     gc.set_threshold(BEFORE_GARBAGE)
     code = main()
     # All that has to be undone was undone where it was done; main flushed.
@@ -85,18 +84,19 @@ def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
     return None
 
 
-def _parsed(arguments: list[str]) -> None:
+def _parsed(arguments: list[str]) -> int:
     import typer
 
     from corral.sessioncommands import app
 
     typer.main.get_command(app)(arguments, prog_name="corral")
+    return 0
 
 
 def _verbose() -> bool:
-    # Where the parser was not needed there was no option either.
-    commands = sys.modules.get("corral.commands")
-    return bool(commands.verbose() if commands is not None else os.environ.get("CORRAL_DEBUG"))
+    # Where it was not needed there was no option either.
+    invoking = sys.modules.get("corral.invoking")
+    return bool(invoking.verbose() if invoking is not None else os.environ.get("CORRAL_DEBUG"))
 
 
 def _trace() -> str:
@@ -112,10 +112,7 @@ def _guarded(arguments: list[str]) -> int:
 
     try:
         known = quick.command(arguments)
-        if known is not None:
-            known()
-        else:
-            _parsed(arguments)
+        code = known() or 0 if known is not None else _parsed(arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CorralError as error:
@@ -134,7 +131,7 @@ def _guarded(arguments: list[str]) -> int:
         _say(f"corral: internal error: {type(error).__name__}: {error}")
         _say(_trace() if _verbose() else "  fix: corral -v shows where; please report it")
         return 1
-    return 0
+    return code
 
 
 def _say(text: str) -> None:

@@ -6,18 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from corral import __version__
-from corral.console import Console, wants_colour
+from corral import __version__, invoking
+from corral.console import wants_colour
 from corral.oserrors import naming
 from corral.output import print_text
-from corral.plain import terminal_safe
-
-if TYPE_CHECKING:
-    from corral.context import Invocation
 
 app = typer.Typer(
     name="corral",
@@ -40,47 +36,7 @@ Accept = Annotated[
 ]
 
 
-class _Settings:
-    """What the options before the command say."""
-
-    verbose = False
-
-
-def verbose() -> bool:
-    """Say whether details and tracebacks are wanted."""
-    return _Settings.verbose or bool(os.environ.get("CORRAL_DEBUG"))
-
-
-def _console(*, quiet: bool = False) -> Console:
-    stream = sys.stderr
-    return Console(
-        stream,
-        colour=wants_colour(stream, os.environ),
-        progress=stream.isatty() and not quiet,
-        verbose=verbose(),
-    )
-
-
-def _invocation(*, quiet: bool = False, accepted: str | None = None, engine: bool = False) -> Invocation:
-    """Return who runs which command where; ``engine``: it is going to need Docker."""
-    from corral.early import begin
-
-    early = begin(os.environ) if engine else None
-    from corral.context import Invocation, current_user
-    from corral.lifecycle import working_directory
-    from corral.terminal import STDERR, STDIN, is_terminal
-
-    ask = _ask if is_terminal(STDIN) and is_terminal(STDERR) else None
-    return Invocation(
-        current_user(os.environ), working_directory(), _console(quiet=quiet), accepted, ask, early
-    )
-
-
-def _ask(question: str) -> bool:
-    """Put a question to who sits at the terminal; anything but yes is no."""
-    sys.stderr.write(terminal_safe(f"corral: {question} [y/N] "))
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+_console, _invocation, _ask = invoking.console, invoking.invocation, invoking.ask
 
 
 def _nobody(_: str) -> bool:
@@ -121,7 +77,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    _Settings.verbose = verbose
+    invoking.Settings.verbose = verbose
 
 
 @app.command()

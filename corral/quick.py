@@ -30,10 +30,30 @@ def status(*, as_json: bool) -> None:
     print_text(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
 
 
-def command(arguments: Sequence[str]) -> Callable[[], None] | None:
-    """Return what these arguments ask for when that can be said without a parser."""
+def run(given: Sequence[str]) -> int:
+    """Run the harness, or the given command, as it is run without any option; return its exit code."""
+    from corral.invoking import invocation
+
+    asked = invocation(engine=True)
+    from corral.oserrors import naming
+    from corral.run import NO_OPTIONS
+    from corral.run import run as do_run
+
+    with naming(asked.data):
+        return do_run(asked, given, NO_OPTIONS)
+
+
+def command(arguments: Sequence[str]) -> Callable[[], int | None] | None:
+    """Return what these arguments ask for when no parser is needed to say it; its number is the exit code."""
     if list(arguments) == ["status"]:
         return lambda: status(as_json=False)
     if list(arguments) == ["status", "--json"]:
         return lambda: status(as_json=True)
+    if list(arguments[:1]) == ["run"]:
+        rest = list(arguments[1:])
+        # The first word that is no option begins the command, in which all words are its own.
+        if rest[:1] == ["--"]:
+            return lambda: run(rest[1:])
+        if all(not word.startswith("-") for word in rest[:1]):
+            return lambda: run(rest)
     return None

@@ -107,7 +107,6 @@ def run(
     """
 
     def action() -> int:
-        # First of all: Docker answers while the rest is being imported.
         invocation = _invocation(accepted=accept, engine=True)
         from corral import run as on
         from corral import sessions

@@ -162,7 +162,7 @@ def addresses_in_use(containers: Iterable[Mapping[str, Any]], network: str) -> s
 def allocate(plan: Plan, used: Iterable[IPv4Address], last: str = "") -> IPv4Address:
     """Return the next free address for a session, the lowest when all have had their turn.
 
-    The kernel tells one address of few refusals a second (ICMP), and a gate waits 0.3 s for each that does not
+    The kernel tells one address of few refusals a second (ICMP), and a gate waits 0.3 s for those that do not
     come. So a session does not get the address of the one before it.
 
     Args:

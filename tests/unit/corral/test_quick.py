@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from corral import quick
+from corral import invoking, quick, runcommands
 from corral.cli import main
+from corral.context import Invocation
 from tests.unit.corral.fakes import FakeEnforcer
 
 HEAVY = ("typer", "pydantic", "docker", "requests", "ruamel", "policy.loader")
@@ -52,10 +53,37 @@ def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None
         (["-v", "status"], False),
         (["status", "x"], False),
         ([], False),
+        (["run"], True),
+        (["run", "--"], True),
+        (["run", "true"], True),
+        (["run", "-h"], False),
+        (["run", "--detach", "--", "true"], False),
+        (["-v", "run"], False),
+        (["running"], False),
     ],
 )
 def test_what_needs_a_parser_gets_one(arguments: list[str], known: bool) -> None:
     assert (quick.command(arguments) is not None) == known
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--"], ["true"], ["--", "a", "--", "-v"], ["a", "--", "b"], ["a", "-h"], ["--", "--x"], ["", "x"]],
+)
+def test_a_command_is_the_same_with_and_without_a_parser(
+    monkeypatch: pytest.MonkeyPatch, invocation: Invocation, words: list[str]
+) -> None:
+    """What is run, and the exit code."""
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(invoking, "invocation", lambda **_: invocation)
+    monkeypatch.setattr(runcommands, "_invocation", lambda **_: invocation)
+    monkeypatch.setattr("corral.run.run", lambda _, given, *rest: ran.append(tuple(given)) or 7)
+    monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
+    assert quick.command(["run", *words]) is not None
+    assert main(["run", *words]) == 7
+    monkeypatch.setattr(quick, "command", lambda _: None)
+    assert main(["run", *words]) == 7
+    assert ran[0] == ran[1]
 
 
 @pytest.mark.parametrize("before", [[], ["-v"]])
@@ -86,7 +114,7 @@ def test_an_error_nobody_foresaw_is_told_with_or_without_a_traceback(
 
     monkeypatch.setattr(quick, "status", fails)
     monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
-    monkeypatch.delitem(sys.modules, "corral.commands", raising=False)
+    monkeypatch.delitem(sys.modules, "corral.invoking", raising=False)
     assert main(["status"]) == 1
     told = capsys.readouterr().err
     assert "internal error: ZeroDivisionError: x" in told and "Traceback" not in told
