@@ -202,15 +202,19 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _inspect(api: ImageApi, tag: str) -> dict[str, Any] | None:
-    import requests
-    from docker.errors import DockerException, ImageNotFound
-
     try:
         return api.inspect_image(tag)
-    except ImageNotFound:
-        return None
-    except (DockerException, requests.RequestException) as error:
-        raise EngineError(f"Docker does not answer: {error}", "start it: systemctl start docker") from error
+    except Exception as error:
+        # Imported when there is one: the SDK takes its time.
+        import requests
+        from docker.errors import DockerException, ImageNotFound
+
+        if isinstance(error, ImageNotFound):
+            return None
+        if isinstance(error, DockerException | requests.RequestException):
+            text = f"Docker does not answer: {error}"
+            raise EngineError(text, "start it: systemctl start docker") from error
+        raise
 
 
 def _label(image: Mapping[str, Any]) -> str | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from corral.unixhttp import UnixConnection
 
 # Seconds that are waited for it when it is needed; the engine is asked anew then, with a longer patience.
 PATIENCE = 5.0
@@ -27,20 +28,9 @@ class Told:
     architecture: str
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def ask(path: str) -> Told | None:
     """Return what the engine at a socket says, None when it says nothing that is understood."""
-    connection = _Connection(path)
+    connection = UnixConnection(path, PATIENCE)
     try:
         connection.request("GET", "/version")
         answer = connection.getresponse()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from corral import limits
-from corral.hostcheck import INSTALL_ENGINE
-from corral.hostfacts import base_url, podman_alone, refuse_elsewhere
+from corral.hostfacts import base_url, extra_headers, podman_alone, refuse_elsewhere
+from corral.localengine import LocalEngine, Stream
 from corral.membership import login_fix, membership
 from policy.declaration import LABEL_PROJECT, LABEL_SANDBOX, LABEL_UID
-from policy.errors import EngineError, EngineGoneError
+from policy.errors import CorralError, EngineError, EngineGoneError
 
 if TYPE_CHECKING:
     import socket
@@ -36,7 +36,7 @@ NO_DETACH = b",".join([b"\xff"] * 8)
 
 
 def connect(environ: Mapping[str, str], timeout: int = TIMEOUT, early: Early | None = None) -> APIClient:
-    """Return docker-py's low-level client of the local engine.
+    """Return docker-py's low-level client of the local engine, or what stands for it until more is asked.
 
     Args:
         environ: the user's.
@@ -46,13 +46,15 @@ def connect(environ: Mapping[str, str], timeout: int = TIMEOUT, early: Early | N
     Raises:
         EngineError: no engine, no permission, or the docker command would use one elsewhere; with the fix.
     """
+    url = base_url(environ)
+    refuse_elsewhere(environ)
+    told = early.answer(url) if early is not None else None
+    if told is not None and not extra_headers(environ):
+        return cast("APIClient", LocalEngine(url, told.api, timeout))
     import docker
     import requests
     from docker.errors import DockerException
 
-    url = base_url(environ)
-    refuse_elsewhere(environ)
-    told = early.answer(url) if early is not None else None
     try:
         return docker.APIClient(base_url=url, version=told.api if told else "auto", timeout=timeout)
     except (DockerException, requests.RequestException) as error:
@@ -70,6 +72,8 @@ def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineE
             login_fix(membership(os.geteuid())),
         )
     if "No such file" in text and podman:
+        from corral.hostcheck import INSTALL_ENGINE
+
         return EngineError("Docker is not installed, and podman is not supported yet", INSTALL_ENGINE)
     if "No such file" in text:
         return EngineGoneError(
@@ -83,17 +87,29 @@ def _unreachable(url: str, error: Exception, *, podman: bool = False) -> EngineE
 @contextlib.contextmanager
 def errors(doing: str) -> Iterator[None]:
     """Turn what docker-py raises into EngineError: ``doing`` failed, and Docker's own explanation."""
-    import requests
-    from docker.errors import APIError, DockerException
-
     try:
         yield
-    except APIError as error:
-        raise EngineError(f"{doing} failed: {error.explanation or error}") from error
-    except (DockerException, requests.RequestException) as error:
-        raise EngineGoneError(
-            f"{doing} failed: Docker went away or does not answer: {error}", "systemctl status docker"
-        ) from error
+    except CorralError:
+        raise
+    except Exception as error:
+        # Imported when there is one: the SDK takes its time.
+        import requests
+        from docker.errors import APIError, DockerException
+
+        if isinstance(error, APIError):
+            raise EngineError(f"{doing} failed: {error.explanation or error}") from error
+        if isinstance(error, DockerException | requests.RequestException):
+            raise EngineGoneError(
+                f"{doing} failed: Docker went away or does not answer: {error}", "systemctl status docker"
+            ) from error
+        raise
+
+
+def missing(error: Exception) -> bool:
+    """Say whether that is Docker's word for what it does not have."""
+    from docker.errors import NotFound
+
+    return isinstance(error, NotFound)
 
 
 def possible_limits(api: APIClient, wanted: Wanted, warn: Callable[[str], None]) -> Limits:
@@ -120,12 +136,12 @@ def create_container(
     Raises:
         EngineError: refused, or created with something left out (then it is removed again).
     """
-    import requests
-
     try:
         with errors(f"creating the container {name}"):
             answer = api.create_container_from_config(dict(body), name)  # type: ignore[no-untyped-call]
     except EngineError as error:
+        import requests
+
         if isinstance(error.__cause__, requests.RequestException) and error.__cause__.response is None:
             # Docker may be slow and not gone: what it makes after we stopped listening is nobody's.
             error.hint = "when Docker is well again: corral down, which removes what it may still have made"
@@ -145,19 +161,22 @@ def remove_container(api: APIClient, ident: str) -> bool:
     Raises:
         EngineError: Docker cannot.
     """
-    from docker.errors import APIError, NotFound
-
     with errors(f"removing the container {ident[:12]}"):
         try:
             api.remove_container(ident, force=True, v=True)
-        except NotFound:
-            return False
-        except APIError as error:
-            # Somebody else is removing it at this moment, which comes to the same.
-            if error.status_code == 409 and "already in progress" in str(error.explanation):
+        except Exception as error:
+            # Or somebody else is removing it at this moment, which comes to the same.
+            if missing(error) or _already(error):
                 return False
             raise
     return True
+
+
+def _already(error: Exception) -> bool:
+    from docker.errors import APIError
+
+    text = str(error.explanation) if isinstance(error, APIError) and error.status_code == 409 else ""
+    return "already in progress" in text
 
 
 def remove_ended(api: APIClient, ident: str) -> None:
@@ -213,6 +232,8 @@ def read_ahead(held: Any) -> bytes:
         held: what docker-py's ``attach_socket`` returned: the raw end below a buffered reader. The reader
             takes what comes in one go with the headers, and nobody would ever ask it again.
     """
+    if isinstance(held, Stream):
+        return held.ahead
     reader = held._response.raw._fp.fp
     before = held._sock.gettimeout()
     held._sock.setblocking(False)
@@ -288,9 +309,11 @@ class AttachedContainer:
 
     def wait(self) -> int:
         """See corral.attach.Container."""
-        import docker
-
         with errors("waiting for the container"):
+            if isinstance(self._api, LocalEngine):
+                return int(self._api.wait(self._ident)["StatusCode"])
+            import docker
+
             # A client of its own: this one blocks in a thread for as long as the session lasts.
             client = docker.APIClient(base_url=self._url, version=self._api.api_version)
             with contextlib.closing(client):
@@ -303,13 +326,15 @@ class AttachedContainer:
 
     def resize(self, columns: int, rows: int) -> bool:
         """See corral.attach.Container."""
-        from docker.errors import APIError
-
         with errors("setting the size of the container's terminal"):
             try:
                 self._api.resize(self._ident, rows, columns)
-            except APIError:
-                return False
+            except Exception as error:
+                from docker.errors import APIError
+
+                if isinstance(error, APIError):
+                    return False
+                raise
         return True
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral import oserrors
-from corral.engine import errors
+from corral.engine import errors, missing
 from policy import savedfile
 from policy.errors import CorralError, EngineError
 
@@ -182,13 +182,13 @@ def tag(sandbox: Sandbox) -> str:
 
 def look(api: APIClient, image: str) -> dict[str, Any] | None:
     """Return the engine's account of an image, None when it has none of that name or id."""
-    from docker.errors import ImageNotFound
-
     with errors(f"looking at the image {image}"):
         try:
             found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
-        except ImageNotFound:
-            return None
+        except Exception as error:
+            if missing(error):
+                return None
+            raise
         return found
 
 

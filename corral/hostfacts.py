@@ -39,13 +39,22 @@ def docker_contexts(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 
     What cannot be read is not there, as for the docker command.
     """
-    base = environ.get("DOCKER_CONFIG") or f"{home(environ)}/.docker"
+    base = _configured(environ)
     endpoints = {}
     for file in sorted(Path(base, "contexts", "meta").glob("*/meta.json")):
         body = _json(file)
         endpoint = (body.get("Endpoints") or {}).get("docker") or {}
         endpoints[str(body.get("Name"))] = str(endpoint.get("Host") or DEFAULT_SOCKET)
     return str(_json(Path(base, "config.json")).get("currentContext") or ""), endpoints
+
+
+def extra_headers(environ: Mapping[str, str]) -> bool:
+    """Say whether config.json has headers that go with each request to the engine."""
+    return bool(_json(Path(_configured(environ), "config.json")).get("HttpHeaders"))
+
+
+def _configured(environ: Mapping[str, str]) -> str:
+    return environ.get("DOCKER_CONFIG") or f"{home(environ)}/.docker"
 
 
 def home(environ: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral import oserrors, process, rootless, subnets
-from corral.engine import errors
+from corral.engine import errors, missing
 from corral.limits import judge_warnings
 from corral.subnets import Plan, Taken
 from policy.container import network_body, network_differences
@@ -70,13 +70,13 @@ def host_ranges(environ: Mapping[str, str]) -> list[Taken]:
 
 def inspect(api: APIClient, sandbox: Sandbox) -> dict[str, Any] | None:
     """Return the inspect of a sandbox's network, None when there is none."""
-    from docker.errors import NotFound
-
     with errors(f"looking for the network {sandbox.network}"):
         try:
             found: dict[str, Any] = api.inspect_network(sandbox.network)
-        except NotFound:
-            return None
+        except Exception as error:
+            if missing(error):
+                return None
+            raise
         return found
 
 
