@@ -85,7 +85,9 @@ def test_differences_of_the_kernel_are_failures_of_live_rules(
     docker_engine.stdout = GOOD
     enforcer.live_answer["pins"] = [
         ["172.16.0.2", "tcp", 443, "192.0.2.1"],
-        ["172.16.0.3", "tcp", 443, "192.0.2.2"],
+        # It is tried a second time, as a session of its own.
+        ["172.16.0.3", "tcp", 443, "192.0.2.1"],
+        ["172.16.0.30", "tcp", 443, "192.0.2.2"],
     ]
     found = {check.name: check for check in verify.verify(invocation)}
     assert found["live-rules"].status == "fail"
