@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import zipfile
 from importlib import resources
@@ -11,6 +12,7 @@ INTERPRETER = b"#!/usr/bin/python3 -IS\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
+@functools.cache
 def executable(package: str) -> bytes:
     """Return an executable zip of ``agent_image.files.<package>`` that calls its ``main.main()``.
 

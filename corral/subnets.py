@@ -47,7 +47,8 @@ class Plan:
     @property
     def addresses(self) -> list[IPv4Address]:
         """What sessions may get, in the order they get it."""
-        return [host for host in self.subnet.hosts() if host != self.gateway and host not in self.strangers]
+        gateway, strangers = self.gateway, self.strangers
+        return [host for host in self.subnet.hosts() if host != gateway and host not in strangers]
 
 
 def plan_for(network: Mapping[str, Any]) -> Plan | None:
