@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from docker.api.client import APIClient
 
     from corral.early import Early
+    from corral.later import Later
     from enforcer.client import Client, Config
 
 # Also what is defined where less is imported.
@@ -90,7 +91,7 @@ class Invocation:
     """See the module. Everything expensive is made when it is first asked for.
 
     ``accepted`` is the hash of a policy that its user named, ``ask`` puts a question to the user; None: there
-    is none. ``early``: the engine was asked for its version already.
+    is none. ``early``, ``served``: the engine and the host service were asked for their versions already.
     """
 
     user: User
@@ -99,6 +100,7 @@ class Invocation:
     accepted: str | None = None
     ask: Callable[[str], bool] | None = None
     early: Early | None = None
+    served: Later[dict[str, Any]] | None = None
 
     @cached_property
     def loaded(self) -> LoadedPolicy:
@@ -231,7 +233,7 @@ class Invocation:
             EnforcerError: the service does not run, its version or the writer's does not fit, or it cannot
                 reach the kernel.
         """
-        answer = self.enforcer.version()
+        answer = self.served.result() if self.served is not None else self.enforcer.version()
         if answer.get("rootless", False) != self.user.rootless:
             kinds = {True: "your own (rootless) engine", False: "the system's engine"}
             raise EnforcerError(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from corral import later
+from corral.later import Later
 from corral.unixhttp import UnixConnection
 
 # Seconds that are waited for it when it is needed; the engine is asked anew then, with a longer patience.
@@ -54,24 +55,28 @@ class Early:
     def __init__(self, url: str) -> None:
         self._url = url
         self._told: Told | None = None
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        if url.startswith("unix:///"):
-            # It inherits the mask: a signal is for the main thread.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            try:
-                self._thread.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._thread = later.begin(self._ask) if url.startswith("unix:///") else None
 
     def _ask(self) -> None:
         self._told = ask(self._url.removeprefix("unix://"))
 
     def answer(self, url: str) -> Told | None:
         """Return what was said; None when there is nothing, or another engine is meant now."""
-        if url != self._url or self._thread.ident is None:
+        if url != self._url or self._thread is None:
             return None
         self._thread.join(PATIENCE)
         return self._told
+
+
+def service(environ: Mapping[str, str]) -> Later[dict[str, Any]]:
+    """Ask the host service for its version: what it says, or why it does not, is for who needs it."""
+
+    def ask_it() -> dict[str, Any]:
+        from enforcer.client import Client, socket_path
+
+        return Client(socket_path(environ)).version()
+
+    return Later(ask_it)
 
 
 def begin(environ: Mapping[str, str]) -> Early | None:

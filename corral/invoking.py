@@ -37,17 +37,17 @@ def console(*, quiet: bool = False) -> Console:
 
 def invocation(*, quiet: bool = False, accepted: str | None = None, engine: bool = False) -> Invocation:
     """Return who runs which command where; ``engine``: it is going to need Docker."""
-    from corral.early import begin
+    from corral.early import begin, service
 
-    # First of all: Docker answers while the rest is being imported.
-    early = begin(os.environ) if engine else None
+    # First of all: both answer while the rest is being imported.
+    early, served = (begin(os.environ), service(dict(os.environ))) if engine else (None, None)
     from corral.context import Invocation, current_user
     from corral.lifecycle import working_directory
     from corral.terminal import STDERR, STDIN, is_terminal
 
     asking = ask if is_terminal(STDIN) and is_terminal(STDERR) else None
     return Invocation(
-        current_user(os.environ), working_directory(), console(quiet=quiet), accepted, asking, early
+        current_user(os.environ), working_directory(), console(quiet=quiet), accepted, asking, early, served
     )
 
 

@@ -33,6 +33,7 @@ from corral import (
 )
 from corral.build import ensure_image
 from corral.context import Invocation
+from corral.later import Later
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
 from policy.connection import OWN
@@ -142,6 +143,7 @@ def prepare(invocation: Invocation) -> Prepared:
     if fenced:
         invocation.check_enforcer()
     _runtime(invocation)
+    identity = Later(invocation.with_identity)
     # From here on, what is made for it is not idle although no container uses it yet.
     invocation.in_use  # noqa: B018 - held until the process ends
     built = ensure_image(invocation)
@@ -154,7 +156,7 @@ def prepare(invocation: Invocation) -> Prepared:
     limits = engine.possible_limits(invocation.api, loaded.policy.limits, console.warn)
     pin = existing.read(invocation.paths.root) if loaded.policy.image is not None else None
     foreign = pin.ident if pin is not None else ""
-    return Prepared(invocation.with_identity(), built.image, layout, secrets, limits, foreign)
+    return Prepared(identity.result(), built.image, layout, secrets, limits, foreign)
 
 
 def _runtime(invocation: Invocation) -> None:
@@ -366,8 +368,9 @@ def _undo(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralEr
             remove(invocation.api, made.name)
         except CorralError as error:
             problems.append(error)
-    until = time.monotonic() + REMOVAL
-    if not state.empty_session(invocation.paths, made.session, lambda: time.monotonic() > until):
+        until = time.monotonic() + REMOVAL
+        emptied = state.empty_session(invocation.paths, made.session, lambda: time.monotonic() > until)
+    if not emptied:
         invocation.console.tell(
             f"the session {made.session} left more files than can be removed at once: corral prune goes on"
         )

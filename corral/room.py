@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from corral.engine import errors
 from corral.existing import look
-from corral.usage import human
 from policy.errors import CorralError
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def room_for(
         present: size of the image that is there already; None: none is.
         statvfs: asks for a file system.
     """
+    from corral.usage import human
+
     need = FIRST_IMAGE if present is None else max(present, FIRST_IMAGE // 3)
     for path, wanted in ((engine_root, need), (data, CONTEXT)):
         place = (

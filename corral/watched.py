@@ -5,7 +5,6 @@ Nothing an agent could have left is followed: every file is opened step by step,
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -249,6 +248,8 @@ def _diff(name: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
 
 def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     if len(old) * len(new) <= COMPARED:
+        import difflib
+
         yield from list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
         return
     gone, come = Counter(old), Counter(new)
