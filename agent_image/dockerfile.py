@@ -24,6 +24,9 @@ REQUIREMENTS = "requirements.txt"
 PIP = "pip=$(ls /usr/share/python-wheels/pip-*.whl)"
 # What agent_image.files.prepare makes root's in every image.
 GUARDED = ("/usr/local/bin", "/usr/local")
+# As the entrypoint itself is run (agent_image.archive).
+PYTHON = "/usr/bin/python3 -IS"
+COMPILING = "/corral-compiling"
 CERTIFICATES = "/usr/local/share/ca-certificates/corral"
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 APT = "apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0"
@@ -241,7 +244,7 @@ def _image(spec: ImageSpec, install: Install | None) -> str:
         *_own_lines(spec),
         *_copy(install),
         "COPY root/ /\n",
-        _run(*_user(spec), *_directories(spec), *_last_look()),
+        _run(*_user(spec), *_directories(spec), _compiled(), *_last_look()),
         "USER {}:{}\n".format(*spec.ids),
         f"WORKDIR {HOME}\n",
         f'ENTRYPOINT ["{ENTRYPOINT}"]\n',
@@ -277,6 +280,7 @@ def _layer(spec: ImageSpec, install: Install | None, image: Foreign) -> str:
     lines += [
         *_copy(install),
         "COPY root/ /\n",
+        _run(_compiled()),
         "HEALTHCHECK NONE\n",
         "STOPSIGNAL SIGTERM\n",
         f"USER {uid}:{gid}\n",
@@ -326,6 +330,23 @@ def _directories(spec: ImageSpec) -> list[str]:
     commands = [f"install -d -m 0755 -o {uid} -g {gid} {HOME}"]
     commands += [f"install -d -m 0755 -o 0 -g 0 {path}" for path in sorted(spec.owned_dirs)]
     return commands
+
+
+def _compiled() -> str:
+    """Return what adds to the entrypoint what this image's Python would make of it at each start.
+
+    An image whose Python lacks the modules for it keeps the entrypoint as it is, and so does one whose Python
+    is replaced later: the sources stay in it.
+    """
+    steps = [
+        f"cd {COMPILING}",
+        f"{PYTHON} -m zipfile -e {ENTRYPOINT} .",
+        f"{PYTHON} -m compileall -q -b --invalidation-mode unchecked-hash .",
+        f"{PYTHON} -m zipapp -p '{PYTHON}' -o {COMPILING}.zip .",
+        f"chmod 0755 {COMPILING}.zip",
+        f"mv {COMPILING}.zip {ENTRYPOINT}",
+    ]
+    return f"mkdir {COMPILING}; ({' && '.join(steps)}) || true; rm -rf {COMPILING} {COMPILING}.zip"
 
 
 def _last_look() -> list[str]:

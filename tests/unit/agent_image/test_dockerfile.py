@@ -2,9 +2,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
+from agent_image import dockerfile
+from agent_image.archive import executable
 from agent_image.dockerfile import render
 from agent_image.harnesses import artifact, client
 from tests.unit.agent_image.goldens import CERTIFICATE, DIRECTORY, SPECS, opencode
@@ -36,7 +41,7 @@ def test_only_instructions_of_the_classic_builder_are_used(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_every_run_is_valid_shell(name: str) -> None:
     runs = [line.removeprefix("RUN ") for line in instructions(render(SPECS[name])) if line.startswith("RUN")]
-    assert len(runs) == (4 if SPECS[name].foreign else 5)
+    assert len(runs) == 5
     for script in runs:
         done = subprocess.run(["/bin/sh", "-n"], input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -229,3 +234,27 @@ def test_python_packages_are_installed_from_what_the_context_pins() -> None:
     assert text.index("COPY requirements.txt") < text.index("--require-hashes")
     assert "npm" not in text.split("npm_config_update_notifier=false")[1].split("\nFROM trust\n")[0]
     assert " = 3.11 ]" in text
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/bin/false"])
+def test_the_entrypoint_is_compiled_where_that_can_be_done(tmp_path: Path, python: str) -> None:
+    program, place = tmp_path / "corral-entrypoint", tmp_path / "compiling"
+    program.write_bytes(executable("entrypoint"))
+    program.chmod(0o755)
+    command = dockerfile._compiled().replace(dockerfile.ENTRYPOINT, str(program))
+    command = command.replace(dockerfile.COMPILING, str(place)).replace("/usr/bin/python3", python)
+    subprocess.run(["sh", "-euc", command], check=True, capture_output=True, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == [program.name]
+    assert program.stat().st_mode & 0o777 == 0o755
+    if python == "/bin/false":
+        assert program.read_bytes() == executable("entrypoint")
+        return
+    assert program.read_bytes().startswith(f"#!{python} -IS\n".encode())
+    with zipfile.ZipFile(program) as archive:
+        names = set(archive.namelist())
+    assert {"__main__.py", "entrypoint/main.py", "entrypoint/main.pyc"} <= names
+    code = f"import sys; sys.path[:0] = [{str(program)!r}]; from entrypoint import main; print(main.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.strip() == f"{program}/entrypoint/main.pyc"

@@ -59,6 +59,7 @@ RUN set -eu; \
     echo 'agent:*:1000:1000:agent:/home/agent:/bin/bash' >> /etc/passwd; \
     echo 'agent:*:1000:' >> /etc/group; \
     install -d -m 0755 -o 1000 -g 1000 /home/agent; \
+    mkdir /corral-compiling; (cd /corral-compiling && /usr/bin/python3 -IS -m zipfile -e /usr/local/bin/corral-entrypoint . && /usr/bin/python3 -IS -m compileall -q -b --invalidation-mode unchecked-hash . && /usr/bin/python3 -IS -m zipapp -p '/usr/bin/python3 -IS' -o /corral-compiling.zip . && chmod 0755 /corral-compiling.zip && mv /corral-compiling.zip /usr/local/bin/corral-entrypoint) || true; rm -rf /corral-compiling /corral-compiling.zip; \
     for program in sudo doas pkexec; do if command -v "$program"; then echo "corral: $program is in the image" >&2; exit 1; fi; done; \
     left=$(find / -xdev -perm /6000 -print); [ -z "$left" ] || { echo "corral: set-id: $left" >&2; exit 1; }
 USER 1000:1000

@@ -55,6 +55,8 @@ ENV CODEX_CA_CERTIFICATE=/etc/ssl/certs/ca-certificates.crt \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 COPY --from=harness /out/ /usr/local/bin/
 COPY root/ /
+RUN set -eu; \
+    mkdir /corral-compiling; (cd /corral-compiling && /usr/bin/python3 -IS -m zipfile -e /usr/local/bin/corral-entrypoint . && /usr/bin/python3 -IS -m compileall -q -b --invalidation-mode unchecked-hash . && /usr/bin/python3 -IS -m zipapp -p '/usr/bin/python3 -IS' -o /corral-compiling.zip . && chmod 0755 /corral-compiling.zip && mv /corral-compiling.zip /usr/local/bin/corral-entrypoint) || true; rm -rf /corral-compiling /corral-compiling.zip
 HEALTHCHECK NONE
 STOPSIGNAL SIGTERM
 USER 1000:1000
