@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from agent_image.buildlog import BuildLog, Progress
 from agent_image.context import LABEL_IMAGE, LABEL_INPUTS, digest, exclusive, write_sealed
 from agent_image.spec import ImageSpec
 from policy.errors import EngineError
+from policy.records import dataclass
 
 PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
 MISSING = 127

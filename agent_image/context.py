@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -24,7 +25,6 @@ import ssl
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent_image.archive import executable
@@ -34,6 +34,7 @@ from agent_image.spec import ImageSpec
 from policy.container import ENTRYPOINT
 from policy.errors import CorralError, PolicyError
 from policy.problems import show
+from policy.records import dataclass
 
 LABEL_INPUTS = "io.corral.inputs"
 # The name it was built with: a later build takes that, and then nothing else would tell whose image it was.
@@ -59,6 +60,8 @@ class ContextFile:
     mode: int = 0o644
 
 
+# A build asks three times.
+@functools.lru_cache(maxsize=4)
 def files(spec: ImageSpec) -> tuple[ContextFile, ...]:
     """Return every file of the context, sorted by path.
 

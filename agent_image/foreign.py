@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from policy.container import HOME, TMPFS, WORKSPACE
 from policy.declaration import LABEL
 from policy.errors import CorralError, EngineError
+from policy.records import dataclass
 from policy.secrets import changes_behaviour
 
 PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

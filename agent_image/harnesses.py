@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import re
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from policy import profiles
 from policy.errors import EngineError, PolicyError
 from policy.profiles import BASELINE, Install, NpmTarball
+from policy.records import dataclass
 
 LOCK = "harnesses.lock.json"
 SCHEMA = 2
@@ -214,8 +215,13 @@ def hex_of(integrity: str) -> str:
     return raw.hex()
 
 
+@functools.cache
+def _packaged() -> dict[str, Any]:
+    return load_lock()
+
+
 def _checked(lock: dict[str, Any] | None) -> dict[str, Any]:
-    body = load_lock() if lock is None else lock
+    body = _packaged() if lock is None else lock
     if body.get("schema") != SCHEMA:
         raise ValueError(f"{LOCK} has another schema than {SCHEMA}")
     return body

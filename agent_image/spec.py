@@ -7,12 +7,12 @@ proxies, which may carry a password, are given to the build itself (builder.py).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from agent_image.foreign import Foreign
 from agent_image.harnesses import artifact, client, wheels
 from policy.errors import PolicyError
 from policy.profiles import BakedFile
+from policy.records import dataclass
 from policy.urls import UrlError, split_http
 
 DEFAULT_BASE = "debian:bookworm-slim"

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from corral import ending, oserrors, terminal
@@ -26,6 +25,7 @@ from corral.flow import NEVER, Exit, Input, Late, Leaving, Left, Output
 from corral.frames import STDERR, STDOUT, FrameDecoder
 from corral.screen import Screen
 from policy.errors import CorralError, EngineError, EngineGoneError
+from policy.records import dataclass
 
 CHUNK = 65536
 # A pipe that poll() calls writable takes this much without blocking.
@@ -93,11 +93,14 @@ class Streams:
     stderr: int = 2
 
 
+STANDARD = Streams()
+
+
 def attach(
     container: Container,
     connection: socket.socket,
     *,
-    streams: Streams = Streams(),
+    streams: Streams = STANDARD,
     tty: bool,
     handle: Handle = signal.signal,
     clock: Callable[[], float] = time.monotonic,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from corral import state
@@ -19,6 +19,7 @@ from policy.errors import CorralError, PolicyError
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 from policy.mounts import is_within
+from policy.records import dataclass
 
 MAX_SIZE = 1 << 20
 # Of one directory of configuration. What a harness installs there itself is no configuration.

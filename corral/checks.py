@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from corral.runtimes import RUNC
 from policy.connection import OWN
 from policy.container import HOME, NOFILE, TMPFS, WORKSPACE, Limits
 from policy.loader import LoadedPolicy
+from policy.records import dataclass
 
 Status = Literal["ok", "fail", "skip"]
 

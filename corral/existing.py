@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from corral import oserrors
 from corral.engine import errors, missing
 from policy import savedfile
 from policy.errors import CorralError, EngineError
+from policy.records import dataclass
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient

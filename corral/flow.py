@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from corral.screen import Screen
+from policy.records import dataclass
 
 
 @dataclass

@@ -6,13 +6,14 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from corral import gitindex
 from corral.looking import MAX_DEPTH, Look, behind_link, bytes_of, kind, real, text_of
 from policy import gitconfig
 from policy.mounts import is_within
+from policy.records import dataclass
 
 MAX_MODULES = 256
 MAX_INCLUDES = 64

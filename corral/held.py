@@ -13,10 +13,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from policy.errors import CorralError
+from policy.records import dataclass
 
 Identity = tuple[int, int]
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

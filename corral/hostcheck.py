@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from policy.errors import EngineError
+from policy.records import dataclass
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 DEFAULT_CONTEXT = "default"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from corral import attended, detachkeys, engine, leftovers, screens, sessions, state, terminal
@@ -19,6 +18,7 @@ from corral.sessions import Session
 from policy import profiles
 from policy.errors import CorralError
 from policy.identity import StatePaths
+from policy.records import dataclass
 from policy.revision import revision
 
 # Whatever ends us, it is not the session's end.

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from policy.container import Limits, SessionSpec, create_body
 from policy.declaration import OPEN
 from policy.errors import CorralError, EnforcerError
 from policy.loader import LoadedPolicy
+from policy.records import dataclass
 from policy.revision import revision
 from policy.secrets import read_env_file
 

@@ -13,12 +13,13 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from corral.held import open_place
 from policy.mounts import is_within
+from policy.records import dataclass
 
 # Bytes that are kept of a file, that are read of one, and that are read of all of a mount.
 MAX_CONTENT = 262144

@@ -6,8 +6,9 @@ import grp
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from policy.records import dataclass
 
 GROUP = "docker"
 PROC = Path("/proc")

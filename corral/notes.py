@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from corral import oserrors
 from policy import savedfile
 from policy.errors import CorralError
 from policy.identity import StatePaths
+from policy.records import dataclass
 
 FILE = "session.json"
 # What may go on without the corral that started it.

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from policy.errors import CorralError
+from policy.records import dataclass
 
 # Before the user's own, which may have a project's directories in it (an activated environment), where an
 # agent that runs at this moment writes; and because an ordinary user's PATH lacks some of them on Debian.

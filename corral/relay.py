@@ -15,13 +15,13 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from corral import process, relaylaunch
 from policy.errors import CorralError
 from policy.identity import Sandbox
+from policy.records import dataclass
 
 if TYPE_CHECKING:
     from enforcer.client import Daemon

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from corral import (
@@ -35,6 +35,7 @@ from corral.session import SHELL, Request, Terminal, command, fixed
 from corral.sessions import Session
 from policy.connection import OWN
 from policy.errors import CorralError, PolicyError
+from policy.records import dataclass
 from policy.revision import revision
 
 # Of a terminal that nobody looks at: what programs expect.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import OPEN, Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
+from policy.records import dataclass
 
 # Also what is defined where less is imported.
 __all__ = ["User"]

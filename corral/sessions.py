@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from policy.declaration import (
 )
 from policy.errors import CorralError, PolicyError
 from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
+from policy.records import dataclass
 
 if TYPE_CHECKING:
     from docker.api.client import APIClient

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from policy.errors import EngineError
+from policy.records import dataclass
 
 # The first is outside Docker's own default pools.
 DEFAULT_RANGES = ("172.16.0.0/16", "10.213.0.0/16", "192.168.128.0/17")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from policy.records import dataclass
 
 # Directories that are noted when one is read: to begin anew after each would read what is left, and on some
 # file systems what was there, as often as there are directories.

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from corral import __version__, relay, rootless
 from policy import versions
 from policy.errors import CorralError, EnforcerError
+from policy.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from corral import gitplaces
 from corral.looking import MAX_CONFIGS, Entry, Look, kind
 from policy import gitconfig, profiles
 from policy.mounts import is_within
+from policy.records import dataclass
 from policy.revision import shown
 
 # Below a working tree: what shells, editors and agents of the host run or load when they come there. All

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from policy.records import dataclass
 
 # Comments; a quoted text; a scope's braces and the semicolon; a word.
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|#[^\n]*|"([^"]*)"|([{};])|([^\s{};"]+)', re.DOTALL)

@@ -7,7 +7,7 @@ function, field by field, before it grants anything. Whatever is not generated h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from policy.connection import HOST, OWN
@@ -26,6 +26,7 @@ from policy.declaration import (
     Declaration,
 )
 from policy.identity import Sandbox
+from policy.records import dataclass
 
 ENTRYPOINT = "/usr/local/bin/corral-entrypoint"
 HOME = "/home/agent"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pydantic import BaseModel
@@ -92,6 +91,8 @@ def shown_text(at: Location, text: str | None) -> str | None:
 
 
 def _unknown_key(document: Document, at: Location, model: type[BaseModel] | None) -> Problem:
+    import difflib
+
     mark = document.keys.get(at)
     if mark is None:
         _, mark = document.place(at)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Protocol
 
 from policy.aptfiles import Source, deb822_sources, one_line_sources, settings
 from policy.clientfiles import docker_proxies, npmrc, pip_config
+from policy.records import dataclass
 from policy.schema import Build
 from policy.urls import UrlError, is_loopback, is_no_proxy, redact, split_http
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from policy.clientfiles import git_urls
 from policy.declaration import Declaration, Name
 from policy.hostclient import HostFiles, apt_sources, npm_settings, pip_settings
 from policy.hosts import HostError, parse_host
+from policy.records import dataclass
 from policy.schema import DNS_PORTS, Build
 from policy.urls import UrlError, redact, split_http
 

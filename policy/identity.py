@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from dataclasses import dataclass
 from pathlib import Path
+
+from policy.records import dataclass
 
 BRIDGE_PREFIX = "corral-"
 # Of a container on several networks, Docker takes the default route from the one whose name sorts first, byte

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from policy.identity import Sandbox, sandbox_for
 from policy.mounts import Finding, Guard, Probe, RealProbe, Refusal, check, expand, is_within
 from policy.problems import Location, Problem, to_error
 from policy.profiles import BakedFile, Profile, ProfileOptions
+from policy.records import dataclass
 from policy.schema import Policy, effective_declaration
 from policy.yamltree import Document, parse
 

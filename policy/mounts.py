@@ -6,11 +6,11 @@ bind mount under another name is the thing it leads to.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,6 +18,7 @@ from policy.container import HOME
 from policy.credentials import CREDENTIALS, EVERYWHERE, EXECUTED, RELOCATED, SYSTEM
 from policy.errors import PolicyError
 from policy.identity import data_home
+from policy.records import dataclass
 
 Kind = Literal["directory", "file", "socket", "fifo", "device", "missing", "unreadable"]
 Access = Literal["rw", "ro"]
@@ -45,14 +46,34 @@ class Probe(Protocol):
 
 
 class RealProbe:
-    """The file system of this host."""
+    """The file system of this host, for one look at it: where a directory led to is remembered."""
+
+    def __init__(self) -> None:
+        self._directories: dict[str, str] = {}
 
     def resolve(self, path: str) -> str:
         """See Probe."""
         try:
-            return os.path.realpath(path)
+            return self._resolved(path)
         except (OSError, ValueError):
             return os.path.normpath(path)
+
+    def _resolved(self, path: str) -> str:
+        parent, _, name = path.rpartition("/")
+        if not parent.startswith("/") or name in {"", ".", ".."}:
+            return os.path.realpath(path)
+        # Of some hundred places a start asks for, most lie in the same few directories.
+        above = self._directories.get(parent)
+        if above is None:
+            above = self._directories[parent] = "" if _circles(parent) else os.path.realpath(parent)
+        if not above:
+            return os.path.realpath(path)
+        place = f"{above.rstrip('/')}/{name}"
+        try:
+            link = stat.S_ISLNK(os.lstat(place).st_mode)
+        except OSError:
+            link = False
+        return os.path.realpath(place) if link else place
 
     def kind(self, path: str) -> Kind:
         """See Probe."""
@@ -77,6 +98,15 @@ class RealProbe:
         except (OSError, ValueError):
             return None
         return found.st_dev, found.st_ino
+
+
+def _circles(path: str) -> bool:
+    """Say whether links lead around in a circle: then each part of a path counts."""
+    try:
+        os.stat(path)  # noqa: PTH116 - see _ancestors
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 @dataclass(frozen=True)
@@ -189,8 +219,13 @@ class Guard:
         examined: set[str] = set()
         places = (*self.guarded, Guarded(self.home, "your home directory", deep=False))
         for same in (True, False):
+            climbed: set[str] = set()
             for guarded in places:
                 for place in (guarded.path,) if same else _ancestors(guarded.path):
+                    if place in climbed:
+                        # And all above it.
+                        break
+                    climbed.add(place)
                     identity = None if place in examined else self.probe.identity(place)
                     examined.add(place)
                     if identity is not None:
@@ -240,20 +275,19 @@ def _guarded(home: str, environ: Mapping[str, str], probe: Probe, own: Iterable[
 
 
 def _moved_by_xdg(path: str, what: str, env: Mapping[str, str], probe: Probe) -> Iterator[Guarded]:
+    if not path.startswith((".config/", ".local/share/")):
+        return
     for prefix, variable in ((".config/", "XDG_CONFIG_HOME"), (".local/share/", "XDG_DATA_HOME")):
         base = env.get(variable, "")
         if path.startswith(prefix) and base.startswith("/"):
             yield Guarded(probe.resolve(f"{base}/{path.removeprefix(prefix)}"), what)
 
 
-def _ancestors(path: str) -> list[str]:
+def _ancestors(path: str) -> Iterator[str]:
     # Of some hundred places in each start, so without a Path for each of their parents.
-    if path == "/":
-        return []
-    found = []
-    while path := path.rpartition("/")[0]:
-        found.append(path)
-    return [*found, "/"]
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        yield path
 
 
 def is_within(path: str, directory: str) -> bool:

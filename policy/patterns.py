@@ -8,9 +8,10 @@ to match that no name makes it slow. Python's own syntax is larger; everything e
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from policy.hosts import DOH, DOH_ENDPOINTS, HostError, parse_host, refuse_bad_labels
+from policy.records import dataclass
 from policy.suffixes import beneath, public_suffix
 
 MAX_REGEX = 256

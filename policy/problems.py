@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from policy.errors import PolicyError
+from policy.records import dataclass
 
 Location = tuple[str | int, ...]
 """Where a value lives: ("egress", "allow", 0)."""

@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from policy.connection import NONE
@@ -29,6 +29,7 @@ from policy.declaration import OPEN
 from policy.errors import PolicyError
 from policy.limits import default_memory, parse_memory
 from policy.loader import LoadedPolicy
+from policy.records import dataclass
 from policy.schema import DNS_PORTS
 
 SCHEMA = 1

@@ -163,7 +163,7 @@ def _argument(text: str) -> str:
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 Listed = Field(strict=False)
@@ -254,7 +254,7 @@ class Build(_Model):
     """How the image is built. None means: what the host's own clients are configured with."""
 
     base_image: Annotated[str, AfterValidator(_image)] = "debian:bookworm-slim"
-    proxy: Proxy = Proxy()
+    proxy: Proxy = Proxy.model_construct()
     ca_certificates: Annotated[tuple[str, ...], Listed, Field(max_length=64)] = ()
     npm_registry: HostUrl | None = None
     pip_index: HostUrl | None = None
@@ -310,20 +310,20 @@ class Policy(_Model):
     profile: Annotated[str, AfterValidator(_profile)]
     name: Annotated[str, Field(max_length=512), AfterValidator(_name)] | None = None
     mode: Literal["run", "daemon"] = "run"
-    mounts: Mounts = Mounts()
-    egress: Egress = Egress()
+    mounts: Mounts = Mounts.model_construct()
+    egress: Egress = Egress.model_construct()
     host_services: Annotated[
         tuple[Service, ...], Listed, Field(max_length=MAX_SERVICES), AfterValidator(_distinct_services)
     ] = ()
-    secrets: Secrets = Secrets()
-    limits: Limits = Limits()
-    build: Build = Build()
+    secrets: Secrets = Secrets.model_construct()
+    limits: Limits = Limits.model_construct()
+    build: Build = Build.model_construct()
     profile_options: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     background: Annotated[tuple[str, ...], Listed, AfterValidator(_distinct), Field(max_length=16)] = ()
     image: Annotated[str, AfterValidator(_image)] | None = None
     runtime: Annotated[str, AfterValidator(_runtime)] = "runc"
     keep: bool = False
-    hooks: Hooks = Hooks()
+    hooks: Hooks = Hooks.model_construct()
     approvals: Literal["ask", "auto", "off"] | None = None
     protect: bool = True
 

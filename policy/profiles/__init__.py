@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from policy.errors import PolicyError
 from policy.problems import show
 from policy.profiles.aider import AIDER
@@ -71,6 +69,8 @@ def get(name: str) -> Profile:
     available = f"available: {', '.join(names())}"
     if name in _PLANNED:
         raise PolicyError(f"profile {name} is not available yet", available)
+    import difflib
+
     near = difflib.get_close_matches(name, [*names(), *_PLANNED], n=1)
     raise PolicyError(
         f"unknown profile {show(name)}", f"did you mean {near[0]}? {available}" if near else available

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from policy.profiles.config import (
     content,
     with_approval,
 )
+from policy.records import dataclass
 
 # Docker's words for architectures, and amd64 without AVX2.
 PLATFORMS = ("amd64", "amd64-baseline", "arm64")

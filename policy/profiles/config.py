@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from policy.profiles import tomltext
+from policy.records import dataclass
 from policy.urls import UrlError, split_http
 
 MAX_CONFIG = 32768
@@ -89,7 +90,7 @@ class Wiring:
 class ProfileOptions(BaseModel):
     """Base of what ``profile_options.<profile>`` may hold; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def shape(self) -> dict[str, Any]:
         """Return fields of the profile (policy.profiles.base.Profile) that the options replace."""
