@@ -119,7 +119,7 @@ def test_containers_that_live_for_a_moment_reach_nothing_while_nobody_listens(ho
     """With over six events each they overrun Docker's ring of 256 many times."""
     forbidden = host.internet.addresses["forbidden"]
     project = host.project("stalled")
-    project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    project.start("sh", "-c", "touch up; sleep 3000", marker="up")
     network, before = project.sandbox["network"], sorted(pins(host))
     assert before
     host.internet.reset_counters()
