@@ -93,14 +93,11 @@ class Streams:
     stderr: int = 2
 
 
-STANDARD = Streams()
-
-
 def attach(
     container: Container,
     connection: socket.socket,
     *,
-    streams: Streams = STANDARD,
+    streams: Streams = Streams(),  # noqa: B008 - it is frozen
     tty: bool,
     handle: Handle = signal.signal,
     clock: Callable[[], float] = time.monotonic,
