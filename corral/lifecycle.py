@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -233,8 +233,15 @@ def probe_address(invocation: Invocation) -> str:
 
 
 @contextlib.contextmanager
-def created(invocation: Invocation, prepared: Prepared, request: Request) -> Iterator[Created]:
+def created(
+    invocation: Invocation,
+    prepared: Prepared,
+    request: Request,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Iterator[Created]:
     """Create a container, wait until its policy is true, and remove everything of it in the end.
+
+    ``meanwhile`` is done while others work, and before the container may start.
 
     Raises:
         NotReadyError: its policy could not be made true; it was not started and is gone.
@@ -280,6 +287,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     limits=prepared.limits,
                 )
                 _create_hosts(spec, prepared.plan)
+                working = Later(meanwhile)
                 # Cut off, the request goes on in Docker, and the container comes after all was removed.
                 with signals_held():
                     made.ident, told = engine.create_container(
@@ -294,6 +302,7 @@ def created(invocation: Invocation, prepared: Prepared, request: Request) -> Ite
                     ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
             for warning in (*told, *ready.get("warnings", ())):
                 invocation.console.warn(str(warning))
+            working.result()
             places.check()
             yield Created(made.ident, spec, ready, fetched, made)
 

@@ -79,15 +79,33 @@ class Watch:
 
     Args:
         places: the directories that it can write.
-        before: what was in them.
         session: its id.
         paths: the sandbox's files.
+        environ: the user's.
+        before: what was in them; None: nobody has looked yet.
     """
 
-    def __init__(self, places: Sequence[str], before: Look, session: str, paths: StatePaths) -> None:
+    def __init__(
+        self,
+        places: Sequence[str],
+        session: str,
+        paths: StatePaths,
+        environ: Mapping[str, str],
+        before: Look | None = None,
+    ) -> None:
         self._places, self._before = list(places), before
-        self._session, self._paths = session, paths
+        self._session, self._paths, self._environ = session, paths, environ
         self.left = False
+
+    @property
+    def _search(self) -> list[str]:
+        return self._environ.get("PATH", "").split(os.pathsep)
+
+    def look(self) -> Look:
+        """See what is there, once: before the session's program begins, but it may be while others work."""
+        if self._before is None:
+            self._before = watched.snapshot(self._places, self._search, self._environ)
+        return self._before
 
     def save(self) -> None:
         """Keep it with the session's files: whoever ends the session, or finds it ended, tells.
@@ -95,7 +113,7 @@ class Watch:
         Raises:
             CorralError: the disk refuses.
         """
-        body = {"places": self._places, "before": self._before.body()}
+        body = {"places": self._places, "before": self.look().body()}
         file = self._paths.session(self._session) / BEFORE
         try:
             file.write_text(json.dumps(body), encoding="ascii")
@@ -106,12 +124,13 @@ class Watch:
         """The session goes on without us: telling is for another one."""
         self.left = True
 
-    def tell(self, environ: Mapping[str, str], warn: Callable[[Sequence[str]], None]) -> None:
-        """Say what changed since."""
-        before, session, paths = self._before, self._session, self._paths
-        search = environ.get("PATH", "").split(os.pathsep)
+    def tell(self, warn: Callable[[Sequence[str]], None]) -> None:
+        """Say what changed since somebody looked, if anybody has."""
+        before, session, paths, search = self._before, self._session, self._paths, self._search
+        if before is None:
+            return
         try:
-            findings = watched.compare(before, watched.snapshot(self._places, search, environ), search)
+            findings = watched.compare(before, watched.snapshot(self._places, search, self._environ), search)
         except Exception as error:
             # Whatever an agent made of it: what there was before is kept.
             findings = [
@@ -131,9 +150,8 @@ class Watch:
 
 
 def watch(loaded: LoadedPolicy, paths: StatePaths, session: str, environ: Mapping[str, str]) -> Watch:
-    """Look at the files that this host executes, before a session starts."""
-    places, search = trees(loaded), environ.get("PATH", "").split(os.pathsep)
-    return Watch(places, watched.snapshot(places, search, environ), session, paths)
+    """Return what watches the files that this host executes, in the directories that a session can write."""
+    return Watch(trees(loaded), session, paths, environ)
 
 
 @contextlib.contextmanager
@@ -143,14 +161,21 @@ def reported(
     session: str,
     environ: Mapping[str, str],
     warn: Callable[[Sequence[str]], None],
+    *,
+    at_once: bool = True,
 ) -> Iterator[Watch]:
-    """Say after the block what it did to files that this host executes, unless the session was left."""
+    """Say after the block what it did to files that this host executes, unless the session was left.
+
+    ``at_once``: what there is before is looked at first of all; else the block does it (``Watch.look``).
+    """
     made = watch(loaded, paths, session, environ)
+    if at_once:
+        made.look()
     try:
         yield made
     finally:
         if not made.left:
-            made.tell(environ, warn)
+            made.tell(warn)
 
 
 def told_later(
@@ -160,13 +185,14 @@ def told_later(
     file = paths.session(session) / BEFORE
     try:
         body = savedfile.parse(savedfile.text(file, LARGEST))
-        made = Watch([str(place) for place in body["places"]], Look.of(body["before"]), session, paths)
+        places = [str(place) for place in body["places"]]
+        made = Watch(places, session, paths, environ, Look.of(body["before"]))
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         warn(unknown(error, session)[:1])
         return
-    made.tell(environ, warn)
+    made.tell(warn)
 
 
 def unknown(error: Exception, session: str) -> list[str]:

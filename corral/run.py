@@ -176,9 +176,14 @@ def _made(invocation: Invocation, asked: Request) -> Iterator[tuple[Created, pro
         hooks.pre_launch(invocation.approved, environ=user.environ, home=user.home, session=asked.session)
     with (
         protect.reported(
-            invocation.approved, invocation.paths, asked.session, user.environ, invocation.console.warn_block
+            invocation.approved,
+            invocation.paths,
+            asked.session,
+            user.environ,
+            invocation.console.warn_block,
+            at_once=False,
         ) as watch,
-        created(invocation, prepared, asked) as session,
+        created(invocation, prepared, asked, watch.look) as session,
     ):
         # Also when we are killed, somebody can tell.
         watch.save()

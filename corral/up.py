@@ -119,9 +119,9 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
         hooks.pre_launch(loaded, environ=user.environ, home=user.home, session=request.session)
     with (
         protect.reported(
-            loaded, invocation.paths, request.session, user.environ, console.warn_block
+            loaded, invocation.paths, request.session, user.environ, console.warn_block, at_once=False
         ) as watch,
-        created(invocation, prepared, request) as made,
+        created(invocation, prepared, request, watch.look) as made,
         console.step("start"),
     ):
         watch.save()

@@ -410,6 +410,54 @@ def test_what_a_session_changed_is_told_by_the_next_start_when_telling_it_was_cu
     assert leftovers(invocation, docker_engine) == []
 
 
+def test_what_is_done_meanwhile_is_done_before_a_container_may_start(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, enforcer: FakeEnforcer
+) -> None:
+    ready, done = threading.Event(), list[str]()
+    real = enforcer.await_ready
+
+    def await_ready(ident: str, timeout: float) -> dict[str, Any]:
+        ready.set()
+        return real(ident, timeout)
+
+    def meanwhile() -> None:
+        # Beside what is waited for: it would not end before it.
+        assert ready.wait(10)
+        done.append("looked")
+
+    enforcer.await_ready = await_ready  # type: ignore[method-assign]
+    with created(invocation, prepared, request(), meanwhile):
+        assert done == ["looked"]
+
+
+def test_when_what_is_done_meanwhile_fails_nothing_is_started_or_left(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    def meanwhile() -> None:
+        raise CorralError("cannot look")
+
+    with (
+        pytest.raises(CorralError, match="cannot look"),
+        created(invocation, prepared, request(), meanwhile),
+    ):
+        pytest.fail("it was begun")
+    assert leftovers(invocation, docker_engine) == []
+
+
+def test_nothing_is_told_of_a_session_that_was_never_begun(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, project: Path
+) -> None:
+    docker_engine.fail["create"] = refusal(500, "no")
+    told: list[str] = []
+    reported = protect.reported(
+        invocation.loaded, invocation.paths, SESSION, {"PATH": ""}, told.extend, at_once=False
+    )
+    with pytest.raises(EngineError), reported, created(invocation, prepared, request()):
+        pytest.fail("it was begun")
+    (project / ".envrc").write_text("x")
+    assert told == [] and leftovers(invocation, docker_engine) == []
+
+
 @pytest.mark.parametrize("untold", [True, False])
 def test_more_files_than_can_be_removed_in_time_are_left_for_the_next_start(
     invocation: Invocation,
@@ -422,12 +470,13 @@ def test_more_files_than_can_be_removed_in_time_are_left_for_the_next_start(
     monkeypatch.setattr(lifecycle, "REMOVAL", -1.0)
     told: list[str] = []
     watch = protect.watch(invocation.loaded, invocation.paths, SESSION, {"PATH": ""})
+    watch.look()
     with created(invocation, prepared, request()):
         if untold:
             watch.save()
         (invocation.paths.session_home(SESSION) / "large").write_text("x")
     assert "corral prune goes on" in said.getvalue()
-    watch.tell({"PATH": ""}, told.extend)
+    watch.tell(told.extend)
     assert leftovers(invocation, docker_engine) == [SESSION]
     assert attended.attended(invocation.paths.session(SESSION)) is False
     assert sweep(invocation, []) == [SESSION]

@@ -24,7 +24,7 @@ from .test_sessions import A, B
 
 
 @contextlib.contextmanager
-def made_up(invocation: Invocation, _: object, request: Request) -> Iterator[Any]:
+def made_up(invocation: Invocation, _: object, request: Request, *__: object) -> Iterator[Any]:
     """A session of which nothing is made but its directory."""
     invocation.paths.session(request.session).mkdir(parents=True)
     yield SimpleNamespace(ident="x", fetched=threading.Event(), leave=lambda: None)
@@ -132,7 +132,7 @@ def test_a_session_has_the_name_it_is_given_unless_another_one_runs_by_it(
     requests: list[Request] = []
 
     def created(
-        invocation: Invocation, prepared: object, request: Request
+        invocation: Invocation, prepared: object, request: Request, *_: object
     ) -> contextlib.AbstractContextManager[Any]:
         requests.append(request)
         return made_up(invocation, prepared, request)
@@ -173,7 +173,7 @@ class Attached:
         self.fetched.set()
 
     @contextlib.contextmanager
-    def _created(self, invocation: Invocation, _: object, request: Request) -> Iterator[Any]:
+    def _created(self, invocation: Invocation, _: object, request: Request, *__: object) -> Iterator[Any]:
         invocation.paths.session(request.session).mkdir(parents=True)
         leave = lambda: self.left.append(request.session)  # noqa: E731
         yield SimpleNamespace(ident="x", fetched=self.fetched, leave=leave)
