@@ -38,6 +38,17 @@ egress: {profile_defaults: false, allow: [allowed1.corral.example]}
 """
 
 
+# What a start without an option imports (tests/unit/corral/test_start.py).
+IMPORTED = (
+    "corral.cli",
+    "corral.run",
+    "agent_image.builder",
+    "agent_image.runner",
+    "enforcer.config",
+    "enforcer.hostsfile",
+)
+
+
 def start(lab: Lab, count: int) -> dict[str, Any]:
     """How long commands take to begin, beside what they cannot be faster than."""
     box = install(lab)
@@ -50,7 +61,7 @@ def start(lab: Lab, count: int) -> dict[str, Any]:
         "corral --version": ["corral", "--version"],
         "corral status": ["corral", "status"],
         # Of corral run, what is not waiting for others.
-        "imports of corral run": [PYTHON, "-c", "import corral.sessioncommands, corral.run, docker"],
+        "imports of corral run": [PYTHON, "-c", f"import {', '.join(IMPORTED)}"],
         "docker run --rm IMAGE true": ["docker", "run", "--rm", "--entrypoint", "true", image],
         "corral run -- true": ["corral", "run", "--", "true"],
     }
