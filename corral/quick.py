@@ -43,12 +43,27 @@ def run(given: Sequence[str]) -> int:
         return do_run(asked, given, NO_OPTIONS)
 
 
+def shell() -> int:
+    """Open a shell without any option; return its exit code."""
+    from corral.invoking import invocation
+
+    asked = invocation(quiet=True, engine=True)
+    from corral.oserrors import naming
+    from corral.run import NO_OPTIONS
+    from corral.run import shell as do_shell
+
+    with naming(asked.data):
+        return do_shell(asked, NO_OPTIONS)
+
+
 def command(arguments: Sequence[str]) -> Callable[[], int | None] | None:
     """Return what these arguments ask for when no parser is needed to say it; its number is the exit code."""
     if list(arguments) == ["status"]:
         return lambda: status(as_json=False)
     if list(arguments) == ["status", "--json"]:
         return lambda: status(as_json=True)
+    if list(arguments) == ["shell"]:
+        return shell
     if list(arguments[:1]) == ["run"]:
         rest = list(arguments[1:])
         # The first word that is no option begins the command, in which all words are its own.

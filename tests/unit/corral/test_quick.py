@@ -60,6 +60,8 @@ def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None
         (["run", "--detach", "--", "true"], False),
         (["-v", "run"], False),
         (["running"], False),
+        (["shell"], True),
+        (["shell", "-h"], False),
     ],
 )
 def test_what_needs_a_parser_gets_one(arguments: list[str], known: bool) -> None:
@@ -84,6 +86,20 @@ def test_a_command_is_the_same_with_and_without_a_parser(
     monkeypatch.setattr(quick, "command", lambda _: None)
     assert main(["run", *words]) == 7
     assert ran[0] == ran[1]
+
+
+def test_a_shell_is_the_same_with_and_without_a_parser(
+    monkeypatch: pytest.MonkeyPatch, invocation: Invocation
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(invoking, "invocation", lambda **_: invocation)
+    monkeypatch.setattr(runcommands, "_invocation", lambda **_: invocation)
+    monkeypatch.setattr("corral.run.shell", lambda _, *options: opened.append(options) or 7)
+    monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
+    assert main(["shell"]) == 7
+    monkeypatch.setattr(quick, "command", lambda _: None)
+    assert main(["shell"]) == 7
+    assert opened[0] == opened[1]
 
 
 @pytest.mark.parametrize("before", [[], ["-v"]])
