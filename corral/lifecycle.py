@@ -389,10 +389,10 @@ def _undo(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralEr
 
 @contextlib.contextmanager
 def _withdrawn(invocation: Invocation, ident: str) -> Iterator[None]:
-    """Have a container's network taken away beside the block, and before it is left.
+    """Have a container's network taken away beside the block; the enforcer knows of it before that is left.
 
-    The enforcer does it too when it sees the container die; this way it has happened before we return. That
-    it happens before the container is gone opens nothing.
+    It does it too when it sees the container die; this way it does not depend on an event. That it happens
+    before the container is gone opens nothing.
     """
 
     def withdraw() -> None:
