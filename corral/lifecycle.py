@@ -287,7 +287,6 @@ def created(
                     limits=prepared.limits,
                 )
                 _create_hosts(spec, prepared.plan)
-                working = Later(meanwhile)
                 # Cut off, the request goes on in Docker, and the container comes after all was removed.
                 with signals_held():
                     made.ident, told = engine.create_container(
@@ -296,6 +295,8 @@ def created(
                         spec.container,
                         best_effort=loaded.policy.limits.best_effort,
                     )
+            # The enforcer saw it being made, and is at work already.
+            working = Later(meanwhile)
             ready: Mapping[str, Any] = {}
             if prepared.plan is not None:
                 with invocation.console.step("network policy", minor=True):
