@@ -11,6 +11,7 @@ import io
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlencode
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 HEAD = 1 << 16
 UPGRADE = "POST {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
 ITS_OWN = -1.0
+ALL: Mapping[str, Any] = MappingProxyType({"stdout": 1, "stderr": 1, "stream": 1})
 Filters = Mapping[str, str | Sequence[str]]
 
 
@@ -93,9 +95,9 @@ class LocalEngine:
         """Return the account of a network."""
         return self._ask("GET", f"/networks/{quote(net_id, safe='/:')}")
 
-    def create_container_from_config(self, config: Mapping[str, Any], name: str) -> Any:
+    def create_container_from_config(self, config: Mapping[str, Any], name: str | None = None) -> Any:
         """Create a container; return its id and warnings."""
-        return self._ask("POST", "/containers/create", {"name": name}, config)
+        return self._ask("POST", "/containers/create", {"name": name} if name else None, config)
 
     def start(self, container: str) -> None:
         """Start a container."""
@@ -105,9 +107,9 @@ class LocalEngine:
         """Block until a container has ended; return its exit code."""
         return self._ask("POST", f"/containers/{quote(container)}/wait", timeout=timeout)
 
-    def kill(self, container: str, signal: str) -> None:
+    def kill(self, container: str, signal: str | None = None) -> None:
         """Send a signal to a container."""
-        self._ask("POST", f"/containers/{quote(container)}/kill", {"signal": signal})
+        self._ask("POST", f"/containers/{quote(container)}/kill", {"signal": signal} if signal else None)
 
     def resize(self, container: str, height: int, width: int) -> None:
         """Set the size of a container's terminal."""
@@ -117,7 +119,7 @@ class LocalEngine:
         """Remove a container, with its volumes and by force if that is wanted."""
         self._ask("DELETE", f"/containers/{quote(container)}", {"v": int(v), "force": int(force)})
 
-    def attach_socket(self, container: str, params: Mapping[str, Any]) -> Stream:
+    def attach_socket(self, container: str, params: Mapping[str, Any] = ALL) -> Stream:
         """Return a stream of a container's input and output."""
         target = self._target(f"/containers/{quote(container)}/attach", params)
         connection = UnixConnection(self._path, self._timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import inspect
 import json
 import socket
 import socketserver
@@ -82,9 +83,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "image": lambda api: api.inspect_image("registry:5000/corral/demo:latest"),
     "network": lambda api: api.inspect_network("0-corral-demo"),
     "create": lambda api: api.create_container_from_config({"Image": "x", "Env": ["A=\u00e9"]}, "corral-x"),
+    "create one without a name": lambda api: api.create_container_from_config({"Image": "x"}),
     "start": lambda api: api.start("0a1b"),
     "wait": lambda api: api.wait("0a1b"),
     "kill": lambda api: api.kill("0a1b", "SIGTERM"),
+    "kill at once": lambda api: api.kill("0a1b"),
     "resize": lambda api: api.resize("0a1b", 30, 100),
     "remove": lambda api: api.remove_container("corral-x", force=True, v=True),
     "what is not here": lambda api: api.version(),
@@ -98,6 +101,21 @@ def test_the_sdk_would_ask_the_same(heard: Heard, local: LocalEngine, what: str)
     ours, theirs = heard.asked
     assert ours == theirs and ours[1].startswith(f"/v{VERSION}/")
     assert answers[0] == answers[1]
+
+
+def test_whoever_calls_need_not_know_which_of_the_two_it_is() -> None:
+    """No argument is needed that docker-py does not need, and none has another name or place."""
+    names = [name for name in vars(LocalEngine) if not name.startswith("_") and name != "close"]
+    assert "create_container_from_config" in names
+    for name in names:
+        ours = inspect.signature(getattr(LocalEngine, name)).parameters
+        theirs = inspect.signature(getattr(docker.APIClient, name)).parameters
+        optional = {one for one, found in theirs.items() if found.default is not found.empty}
+        for one, found in ours.items():
+            assert one in theirs or "kwargs" in theirs, (name, one)
+            assert found.default is not found.empty or one not in optional, (name, one)
+        places = [one for one, found in ours.items() if found.kind is not found.KEYWORD_ONLY]
+        assert places == list(theirs)[: len(places)], name
 
 
 @pytest.mark.parametrize(
