@@ -22,6 +22,8 @@ from .engine_side import WRITER, SystemEngine, engine_side
 # Where pipx keeps its environments: that of Debian 12 is older.
 PIPX = f"/home/dev/.local/{'' if engines.chosen().suite == 'bookworm' else 'share/'}pipx"
 PYTHON = f"{PIPX}/venvs/corral/bin/python"
+# Seconds for one command, which may have to build an image first; whatever is slow on a busy machine is no hang.
+PATIENCE = 300
 STARTS = "CORRAL_STARTS"
 ENFORCER = "corral-enforcer.service"
 APPROVE = 'corral policy accept "$(corral policy hash)"'
@@ -93,10 +95,10 @@ class Project:
     def exists(self, name: str) -> bool:
         return self.box.run(["test", "-e", f"{self.path}/{name}"], check=False).returncode == 0
 
-    def corral(self, *words: str, check: bool = True, timeout: float = 120, **options: Any) -> Done:
+    def corral(self, *words: str, check: bool = True, timeout: float = PATIENCE, **options: Any) -> Done:
         return self.box.run(["corral", *words], cwd=self.path, check=check, timeout=timeout, **options)
 
-    def inside(self, *argv: str, check: bool = True, timeout: float = 120, **options: Any) -> Done:
+    def inside(self, *argv: str, check: bool = True, timeout: float = PATIENCE, **options: Any) -> Done:
         """Run a program in a sandbox of this project and wait for its end."""
         return self.corral("run", "--", *argv, check=check, timeout=timeout, **options)
 
