@@ -245,7 +245,10 @@ def table(project: Project, host: Host, todo: tuple[Step, ...], mark: int, accep
     for step in todo:
         code, spent = (int(seen[step.key][0]), int(seen[step.key][1])) if step.key in seen else (-1, -1)
         text, far_good = arrived[step.key]
-        good = far_good and code >= 0 and (code == 0) == step.works and (step.works or spent < 1000)
+        # Docker's resolver of 20.10 says nothing instead of no: a second for each of two questions.
+        names = step.key in {"name", "tunnel"} and host.box.engine.suite == "bookworm"
+        quick = spent < (3000 if names else 1000)
+        good = far_good and code >= 0 and (code == 0) == step.works and (step.works or quick)
         rows.append(Row(step.what, step.works, code, spent, text, good))
     # The positive control: the same fetch from a container that is not fenced does arrive.
     host.plain("curl", "-sk", "-m", "5", "-o", "/dev/null", f"https://{forbidden}/", check=False)

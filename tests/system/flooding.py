@@ -131,6 +131,14 @@ class Flood:
     def leaked(self) -> tuple[int, int]:
         return self.host.internet.packets(self.forbidden), self.sink.heard
 
+    @property
+    def handed_over(self) -> int:
+        """How many datagrams the sandbox's kernel has taken from the program so far."""
+        (container,) = self.project.containers()
+        text = self.host.box.run(["docker", "exec", container, "cat", "/proc/net/snmp"]).stdout
+        names, values = [line.split() for line in text.splitlines() if line.startswith("Udp:")]
+        return int(dict(zip(names, values, strict=True))["OutDatagrams"])
+
     def works(self) -> None:
         """What is allowed is reachable, from a session beside the one that floods."""
         assert "203.0.113.10" in self.project.inside("curl", "-sS", "-m", "10", ALLOWED_URL).stdout

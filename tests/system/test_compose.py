@@ -28,7 +28,9 @@ def reached_nothing(host: Host, composed: Composed, domain: str, names: list[str
     assert host.internet.packets(forbidden) == 0
     leaked = [query for query in host.internet.queries(composed.mark) if query.name.endswith(domain)]
     print(f"{len(leaked)} questions through Docker's resolver before it was off the network")
-    assert len({query.name for query in leaked}) < 20
+    # 20.10 goes on to ask the host's own resolver for a container that has no network any more (docs/limits.md).
+    if host.box.engine.suite != "bookworm":
+        assert len({query.name for query in leaked}) < 20
     told = {row["name"]: row["network"] for row in strangers(host)}
     assert told == dict.fromkeys(names, composed.network)
     assert host.user_journal(composed.since).count("corral did not start it; disconnected") >= 2

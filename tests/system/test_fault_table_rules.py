@@ -91,8 +91,9 @@ def test_a_table_that_cannot_be_held_is_mended_and_nothing_leaves_from_then_on(d
             after_each(host, flood, [command])
             host.internet.reset_counters()
             flood.sink.reset()
-            # The flood goes on: its end counts from here.
-            flood.works()
+            # The flood goes on, and its end counts from here. What is allowed waits for Docker's own rules.
+            before = flood.handed_over
+            until(lambda before=before: flood.handed_over > before + 3000, 30, "the flood goes on")  # type: ignore[misc]
             assert flood.leaked == (0, 0)
 
 

@@ -46,6 +46,8 @@ def pool(request: pytest.FixtureRequest, lab: Lab, installed: object) -> Iterato
 def test_a_container_that_is_wrong_in_one_way_fails_exactly_that_check(
     pool: Pool, tampering: Tampering, record_property: Callable[[str, object], None]
 ) -> None:
+    if why := tampering.idle.get(pool.bench.host.box.engine.suite):
+        pytest.skip(why)
     note(record_property, tampering)
     right = pool.result("")
     assert failed(right) == set(), right
