@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from corral import invoking, quick, runcommands
 from corral.cli import main
 from corral.context import Invocation
+from tests.unit.corral.bare import python
 from tests.unit.corral.fakes import FakeEnforcer
 
 HEAVY = ("typer", "pydantic", "docker", "requests", "ruamel", "policy.loader")
@@ -26,16 +26,7 @@ print(code, *sorted(sys.modules), file=sys.stderr)
 
 @pytest.mark.parametrize("arguments", [["--version"], ["status"], ["status", "--json"]])
 def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None:
-    environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=True,
-        timeout=60,
-        cwd=Path(__file__).parents[3],
-    )
+    done = python(tmp_path, SCRIPT, *arguments)
     code, *modules = done.stderr.splitlines()[-1].split()
     assert code == ("0" if arguments == ["--version"] else "1")
     assert not set(HEAVY) & set(modules)

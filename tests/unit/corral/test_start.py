@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +11,7 @@ from corral import lifecycle, run
 from corral.context import Invocation
 from corral.run import NO_OPTIONS
 from corral.session import Request, Terminal
+from tests.unit.corral.bare import python
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
 # Each takes longer than most steps of a start, and none is needed for one.
@@ -45,16 +44,7 @@ print(*sorted(sys.modules))
 
 
 def test_a_start_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=True,
-        timeout=60,
-        cwd=Path(__file__).parents[3],
-    )
+    done = python(tmp_path, SCRIPT)
     modules = set(done.stdout.split())
     assert "corral.lifecycle" in modules
     assert not NOT_NEEDED & modules
