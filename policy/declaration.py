@@ -22,7 +22,7 @@ LABEL_SERVICE = LABEL + "service"
 LABEL_SESSION = LABEL + "session"
 LABEL_UID = LABEL + "uid"
 LABEL_PROJECT = LABEL + "project"
-LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify | daemon
+LABEL_PURPOSE = LABEL + "purpose"  # run | shell | verify | daemon | proxy
 LABEL_EGRESS = LABEL + "egress"
 # Of a container that is not on a network of its own: none or host. Absent from all others.
 LABEL_CONNECTION = LABEL + "connection"
@@ -50,16 +50,48 @@ class HostService(_Frozen):
     port: Port
 
 
-ALLOWLIST, OPEN = "allowlist", "open"
+class Pattern(_Frozen):
+    """What may be asked for by name: of the sandbox's proxy, or of the answerer.
+
+    ``host``: an entry as ``policy.patterns.parse_pattern`` reads it (a name, ``*.zone``, ``regex:...``).
+    ``protocol`` tcp: what passes is not looked at; tls: it begins with a ClientHello. ``sni`` false: one
+    without a name passes too.
+    """
+
+    host: Annotated[str, Field(min_length=1, max_length=300)]
+    ports: Annotated[tuple[Port, ...], Field(min_length=1, strict=False)] = (443,)
+    protocol: Literal["tls", "tcp"] = "tls"
+    sni: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether it stands for one name."""
+        return not self.host.startswith(("*.", "regex:", "^"))
+
+
+ALLOWLIST, OPEN, PROXY = "allowlist", "open", "proxy"
+DEAD, ANSWER = "dead", "answer"
 
 
 class Declaration(_Frozen):
-    """What one container may reach. ``mode`` open: all public addresses; then it has no names."""
+    """What one container may reach.
 
-    mode: Literal["allowlist", "open"] = "allowlist"
+    ``mode`` open: all public addresses; then it has no names. ``mode`` proxy: names through the sandbox's
+    proxy alone, none pinned. ``names`` are pinned; ``patterns`` may be asked for, and hold pinned ones too
+    where there are any. ``dns`` answer: names that ``patterns`` match are answered at the gateway.
+    """
+
+    mode: Literal["allowlist", "open", "proxy"] = "allowlist"
     names: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    patterns: Annotated[tuple[Pattern, ...], Field(strict=False)] = ()
     host_services: Annotated[tuple[HostService, ...], Field(strict=False)] = ()
     allow_stale: bool = False
+    dns: Literal["dead", "answer"] = "dead"
+
+    @property
+    def proxied(self) -> bool:
+        """Whether its sandbox has a proxy: somebody has to ask for what cannot be pinned ahead."""
+        return self.mode == PROXY or any(not pattern.exact for pattern in self.patterns)
 
     def to_label(self) -> str:
         """Return canonical JSON for the label ``io.corral.egress``."""
@@ -69,6 +101,10 @@ class Declaration(_Frozen):
             del body["allow_stale"]
         if self.mode == ALLOWLIST:
             del body["mode"]
+        if not self.patterns:
+            del body["patterns"]
+        if self.dns == DEAD:
+            del body["dns"]
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @classmethod

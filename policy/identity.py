@@ -111,6 +111,11 @@ class StatePaths:
         """Where the agent writes when the project is mounted read-only."""
         return self.root / "workspace"
 
+    @property
+    def dial(self) -> Path:
+        """Directory of the socket through which the sandbox's proxy asks for names; see policy.proxying."""
+        return self.root / "proxy"
+
     def hosts(self, session: str) -> Path:
         """The hosts file that the enforcer publishes and the container reads."""
         return self.session(session) / "hosts"
