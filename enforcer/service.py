@@ -438,6 +438,8 @@ class Service:
             held = await asyncio.to_thread(self._writer.read)
         except EnforcerError as error:
             self.errors["writer"] = error.message
+            # What it was is for the next apply to tell; else it would be said until then, however long.
+            self._retry()
         await self.denials.poll()
         now = self._clock()
         rows: dict[str, list[dict[str, Any]]] = {}

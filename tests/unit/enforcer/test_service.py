@@ -383,6 +383,21 @@ def test_a_sandbox_that_was_connected_elsewhere_is_taken_back(play: Callable[...
     play(acts)
 
 
+def test_a_writer_that_was_away_when_the_status_was_asked_is_soon_well_again(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        world.writer.broken = True
+        assert "the writer does not answer" in (await ask(world.client.status))["errors"]
+        world.writer.broken = False
+        await eventually(lambda: not world.service.errors)
+        assert (await ask(world.client.status))["errors"] == []
+
+    play(acts)
+
+
 def test_status_and_live_tell_what_is_there(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
         world.container("c1", "00000001")
