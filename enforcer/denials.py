@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 from enforcer import pins
 from enforcer.addressbook import AddressBook
-from enforcer.denied import ANSWER, VERIFY, Counted, Heard, Ledger
+from enforcer.denied import ANSWER, VERIFY, Counted, Heard, Ledger, Place
 from enforcer.deniedreport import report
 from enforcer.opendns import Refusal
+from enforcer.refusednames import RefusedNames
 from enforcer.sessions import Network, Session
-from policy import savedfile
+from policy import proxying, savedfile
 from policy.errors import EnforcerError
 
 log = logging.getLogger("corral.enforcer")
@@ -64,6 +65,7 @@ class Denials:
         proc: Path = Path("/proc"),
     ) -> None:
         self.ledger, self.book = Ledger(), AddressBook()
+        self.names = RefusedNames(self.ledger)
         self.lost, self.problem = 0, "the writer was not asked yet"
         self.epoch = os.urandom(8).hex()
         self._source, self._store, self._world = source, store, world
@@ -157,6 +159,29 @@ class Denials:
         """Take in an address that an open sandbox was not told, because vetting refused it."""
         self.book.note(refusal.name, [refusal.address], refusal.reason)
         self.ledger.hear([Heard(self._wall(), (refusal.source, ANSWER, 0, refusal.address))])
+
+    def asked(self, sandbox: str, container: str, name: str, port: int, reason: str) -> None:
+        """Take in a name that was asked for and refused; never raises.
+
+        Args:
+            sandbox: whose socket or bridge it came in on, never what the question says.
+            container: of the proxy or session that asked; empty or unknown when that is not known.
+            name: as it was asked for, whatever that is.
+            port: 0 when it was asked for by DNS.
+            reason: one of ``refusednames.REASONS``.
+        """
+        sessions, _, _ = self._world()
+        own = [one for one in sessions if one.sandbox.id == sandbox]
+        session = next((one for one in own if one.container == container), None)
+        project = next((one.project for one in (session, *own) if one is not None and one.project), "")
+        place = Place(sandbox, project)
+        if session is not None and session.service == proxying.SERVICE:
+            # One account for all lives of a proxy: which session asked it cannot be seen.
+            place = Place(sandbox, project, session.service)
+        elif session is not None:
+            place = Place(sandbox, project, session.service, session.session, session.container)
+        check = session is not None and session.purpose == VERIFY
+        self.names.ask(place, name, port, reason, self._wall(), check=check)
 
     # -- the dead resolver
 

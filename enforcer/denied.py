@@ -138,6 +138,16 @@ class Ledger:
         self._heard: dict[Flow, float] = {}
         self._totals: dict[str, int] = {}
 
+    def next_number(self) -> int:
+        """Return the number of one more change, of a row here or in an account beside this one."""
+        self.number += 1
+        return self.number
+
+    def next_ident(self) -> int:
+        """Return what tells one more row from all others."""
+        self._idents += 1
+        return self._idents
+
     # -- who is who
 
     def notice(self, sessions: Iterable[Session], networks: Iterable[Network]) -> None:
@@ -226,8 +236,7 @@ class Ledger:
         key = (place, flow, check)
         row = account.rows.get(key)
         if row is None:
-            self._idents += 1
-            row = account.rows[key] = Row(self._idents, place, flow, check, at, at)
+            row = account.rows[key] = Row(self.next_ident(), place, flow, check, at, at)
             if len(account.rows) > ROWS:
                 account.dropped += account.rows.popitem(last=False)[1].count
         return row
@@ -236,8 +245,7 @@ class Ledger:
         row.last = max(row.last, at)
         if row.count != before:
             # The second account of the same packet is no news.
-            self.number += 1
-            row.number = self.number
+            row.number = self.next_number()
         rows = self.accounts[row.place.sandbox].rows
         key = (row.place, row.flow, row.check)
         if key in rows:

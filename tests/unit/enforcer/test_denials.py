@@ -14,6 +14,7 @@ import pytest
 
 from enforcer import pins
 from enforcer.denials import Denials, unheard
+from enforcer.denied import Place
 from enforcer.netfilter.claims import Claim
 from enforcer.netfilter.model import parse_denied
 from enforcer.netfilter.nflog import Packet
@@ -278,3 +279,33 @@ def test_what_cannot_be_read_is_unknown(text: str) -> None:
 def test_a_process_that_is_gone_is_unknown(world: World) -> None:
     world.poll()
     assert world.of.lookups("c1") is None
+
+
+# -- names that were asked for
+
+
+def test_a_refused_name_is_told_with_the_session_that_asked_the_answerer(world: World) -> None:
+    world.of.asked("demo-0a0b0c0d", "c1", "Files.example.com.", 0, "denied")
+    (row,) = world.of.names.rows()
+    assert (row.name, row.port, row.reason, row.last) == ("files.example.com", 0, "denied", world.now)
+    assert row.place == Place("demo-0a0b0c0d", "/home/dev/demo", "main", "5e55c1", "c1")
+
+
+def test_what_was_asked_of_two_lives_of_a_proxy_is_one_row(world: World) -> None:
+    for container in ("p1", "p2"):
+        world.sessions = [session(), session(container, "172.16.0.3", service="proxy", purpose="proxy")]
+        world.of.asked("demo-0a0b0c0d", container, "files.example.com", 443, "denied")
+    (row,) = world.of.names.rows()
+    assert (row.place, row.count) == (Place("demo-0a0b0c0d", "/home/dev/demo", "proxy"), 2)
+
+
+def test_a_container_of_another_sandbox_is_not_taken_for_one_of_this(world: World) -> None:
+    world.of.asked("other-0a0b0c0e", "c1", "files.example.com", 443, "denied")
+    (row,) = world.of.names.rows()
+    assert row.place == Place("other-0a0b0c0e")
+
+
+def test_what_a_checking_session_asks_for_is_marked(world: World) -> None:
+    world.sessions = [session(purpose="verify")]
+    world.of.asked("demo-0a0b0c0d", "c1", "files.example.com", 0, "denied")
+    assert [row.check for row in world.of.names.rows()] == [True]
