@@ -6,6 +6,10 @@ is no boundary: without that, a container on another bridge or a neighbour on th
 
 Where the engine is the user's own, the bridge is in the engine's network namespace: the socket is opened in
 there and passed out to the relay, which runs on the host like any other.
+
+A relay to the sandbox's proxy leads back to an address of the same bridge instead. Ports of one bridge never
+see each other, and the host's end sees all of them; with an engine of the user's own that end is in the
+engine's namespace, so this relay runs there.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from corral import process, relaylaunch
+from policy import proxying
 from policy.errors import CorralError
 from policy.identity import Sandbox
 from policy.records import dataclass
@@ -37,6 +42,7 @@ class Relay:
     """One relay. ``ifindex`` is the bridge's: a bridge that was made anew needs a new socket.
 
     ``engine`` is the life of the user's own engine that the bridge belongs to, None on the system's.
+    ``target``: address and port on the bridge that it leads to; empty: the same port of the host's 127.0.0.1.
     """
 
     sandbox: Sandbox
@@ -44,18 +50,29 @@ class Relay:
     gateway: IPv4Address
     ifindex: int
     engine: Daemon | None = None
+    target: str = ""
 
     @property
     def unit(self) -> str:
         """Name of the unit."""
-        return f"corral-relay-{self.sandbox.token}-{self.port}.service"
+        return unit_of(self.sandbox, self.port)
+
+    @property
+    def leads_to(self) -> str:
+        """Address and port at its other end."""
+        return self.target or f"{relaylaunch.LOOPBACK}:{self.port}"
+
+    @property
+    def what(self) -> str:
+        """What it is for, in messages."""
+        return "the sandbox's proxy" if self.target else f"host service {self.port}"
 
     @property
     def description(self) -> str:
         """Everything the relay depends on, kept in the unit itself so that it can be compared."""
         return (
             f"corral relay {self.gateway}:{self.port} on {self.sandbox.bridge} (interface {self.ifindex}) "
-            f"to 127.0.0.1:{self.port}{self._where}"
+            f"to {self.leads_to}{self._where}"
         )
 
     @property
@@ -91,8 +108,14 @@ class Relay:
             str(self.port),
             self.sandbox.bridge,
             proxy,
+            self.leads_to,
             *self._inside(),
         )
+
+
+def unit_of(sandbox: Sandbox, port: int) -> str:
+    """Return the name of the unit of a sandbox's relay."""
+    return f"corral-relay-{sandbox.token}-{port}.service"
 
 
 def relays(
@@ -105,6 +128,13 @@ def relays(
     """Return the relays a sandbox needs, one per port."""
     ports = sorted({service.port for service in services})
     return [Relay(sandbox, port, gateway, ifindex, engine) for port in ports]
+
+
+def to_proxy(
+    sandbox: Sandbox, gateway: IPv4Address, ifindex: int, address: str, engine: Daemon | None = None
+) -> Relay:
+    """Return the relay through which sessions reach the proxy of their sandbox, at ``address``."""
+    return Relay(sandbox, proxying.PORT, gateway, ifindex, engine, f"{address}:{proxying.PORT}")
 
 
 def environment(environ: Mapping[str, str], uid: int) -> dict[str, str]:
@@ -190,6 +220,10 @@ class Manager:
                 self._stop([relay.unit])
                 self._start(relay)
 
+    def stop(self, sandbox: Sandbox, port: int) -> None:
+        """Stop one relay of a sandbox, if there is one."""
+        self._stop([unit_of(sandbox, port)])
+
     def stop_all(self, sandbox: Sandbox) -> int:
         """Stop the relays of a sandbox; return how many there were."""
         units = sorted(self._listed(sandbox))
@@ -211,7 +245,7 @@ class Manager:
             process.run(relay.argv(find_proxy()), environ=self._environ)
         except process.ProgramError as error:
             raise CorralError(
-                f"host service {relay.port}: its relay on {relay.gateway} cannot be started\n{error.message}",
+                f"{relay.what}: its relay on {relay.gateway} cannot be started\n{error.message}",
                 "ports below 1024 need net.ipv4.ip_unprivileged_port_start"
                 if relay.port < 1024
                 else f"see: journalctl --user -u {relay.unit}",

@@ -1,8 +1,9 @@
 """Opens a relay's listening socket and becomes systemd-socket-proxyd, which takes it over.
 
-``python -I relaylaunch.py GATEWAY PORT BRIDGE PROXY [ENTER...]``. Run by the user's systemd, standard library
-only. ``ENTER...`` is the beginning of a command that runs where the bridge is: the socket is opened by this
-program in there, which passes it out over its standard input, a unix socket.
+``python -I relaylaunch.py GATEWAY PORT BRIDGE PROXY TARGET [ENTER...]``. Run by the user's systemd, standard
+library only. ``ENTER...`` is the beginning of a command that runs where the bridge is: the socket is opened
+by this program in there, which passes it out over its standard input, a unix socket. What is not on the
+host's loopback (TARGET, an address and a port) is on the bridge: what leads to it runs in there, too.
 
 Not a socket unit: systemd makes one with BindToDevice= wait for the interface's device unit, which exists
 only where udev runs, so that on other systems it would never start.
@@ -22,6 +23,7 @@ FIRST = 3
 IP_FREEBIND = 15
 BACKLOG = 128
 INSIDE = "--pass"
+LOOPBACK = "127.0.0.1"
 # Seconds for entering a namespace and opening a socket there.
 PATIENCE = 20.0
 
@@ -87,15 +89,21 @@ def tell_ready(environ: Mapping[str, str]) -> None:
             notify.sendto(b"READY=1", "\0" + path[1:] if path.startswith("@") else path)
 
 
+def becomes(proxy: str, target: str, enter: Sequence[str]) -> tuple[str, ...]:
+    """Return what this program becomes; a descriptor and the process id stay in whatever is entered."""
+    inside = () if target.startswith(f"{LOOPBACK}:") else tuple(enter)
+    return (*inside, proxy, target)
+
+
 def main(argv: Sequence[str]) -> NoReturn:
     """Listen and hand over."""
     if argv[0] == INSIDE:
         pass_out(listen(argv[1], int(argv[2]), argv[3]))
         sys.exit(0)
-    gateway, port, bridge, proxy, *enter = argv
+    gateway, port, bridge, proxy, target, *enter = argv
     listening = listen_inside(enter, (gateway, port, bridge)) if enter else listen(gateway, int(port), bridge)
     tell_ready(os.environ)
-    hand_over(listening, (proxy, f"127.0.0.1:{port}"), dict(os.environ))
+    hand_over(listening, becomes(proxy, target, enter), dict(os.environ))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 from corral import runtimes, secretchannel, startplace
 from corral.state import EMPTY
 from corral.user import User
+from policy import proxying
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
 from policy.declaration import OPEN, Declaration
@@ -90,6 +91,8 @@ def gate(declaration: Declaration, outside: Outside) -> str:
         "services": sorted({service.port for service in declaration.host_services}),
         "beside": outside.beside,
     }
+    if declaration.proxied:
+        body["proxy"] = proxying.PORT
     if declaration.mode == OPEN:
         body["open"] = {"closed": list(outside.closed)}
     return json.dumps(body, separators=(",", ":"))
@@ -155,7 +158,18 @@ def environment(
         own[SECRETS_VARIABLE] = f"{HOME}/{secretchannel.NAME}"
     if loaded.workspace:
         own[WORKSPACE_VARIABLE] = WORKSPACE
+    own.update(_proxied(loaded))
     return {**env, **loaded.profile.environment(loaded.options), **own}
+
+
+def _proxied(loaded: LoadedPolicy) -> dict[str, str]:
+    """Return what leads programs to the sandbox's proxy, if it has one."""
+    if not loaded.declaration.proxied:
+        return {}
+    # Most sandboxes have none.
+    from corral import proxyenv
+
+    return proxyenv.variables(loaded.declaration)
 
 
 def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str]:
@@ -165,9 +179,8 @@ def delivered(loaded: LoadedPolicy, secrets: Mapping[str, str]) -> dict[str, str
 
 def fixed(loaded: LoadedPolicy) -> frozenset[str]:
     """Return the variables that nobody but the profile and corral sets."""
-    return frozenset(
-        {*loaded.profile.environment(loaded.options), "HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE}
-    )
+    own = {"HOME", SESSION_VARIABLE, WORKSPACE_VARIABLE, *_proxied(loaded)}
+    return frozenset({*loaded.profile.environment(loaded.options), *own})
 
 
 def _locale(environ: Mapping[str, str]) -> str:

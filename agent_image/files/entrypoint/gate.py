@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VARIABLE = "CORRAL_GATE"
 HOSTS = "/etc/hosts"
 HOST_ALIAS = "corral-host"
+PROXY_ALIAS = "proxy"
 EMBEDDED_DNS = "127.0.0.11"
 DNS_PORT = 53
 OUTSIDE_NAME = "example.com"
@@ -71,12 +72,13 @@ class Policy:
     names: [{"host", "ports", "liveness", "optional"}].
     services: ports of the host that are reachable as corral-host:<port>.
     beside: whether other sessions of this sandbox run, for which its rules already stand.
+    proxy: port of the host's end at which the sandbox's proxy is reached, if it has one; else absent, here 0.
     open: {"closed": [address]} where all public addresses are reachable, else absent; here a list, or None.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        opened = ["open"] if isinstance(body, dict) and "open" in body else []
-        _only(body, "probe", "resolver", "names", "services", "beside", *opened)
+        given = [key for key in ("open", "proxy") if isinstance(body, dict) and key in body]
+        _only(body, "probe", "resolver", "names", "services", "beside", *given)
         _only(body["probe"], "address", "port")
         self.probe = (_address(body["probe"]["address"]), _port(body["probe"]["port"]))
         self.resolver = _address(body["resolver"])
@@ -86,7 +88,8 @@ class Policy:
         if not isinstance(self.beside, bool):
             raise ValueError(f"neither true nor false: {body}")
         self.closed: list[str] | None = None
-        if opened:
+        self.proxy = _port(body["proxy"]) if "proxy" in given else 0
+        if "open" in given:
             _only(body["open"], "closed")
             self.closed = [_address(address) for address in _rows(body["open"]["closed"])]
 
@@ -168,7 +171,8 @@ def planned(policy: Policy, hosts: Hosts) -> list[Check]:
         addresses = hosts.get(name.host, ())
         if name.liveness if addresses else not name.optional:
             checks.append(Allowed(name, addresses))
-    return [*checks, *(HostService(port, gateway) for port in policy.services)]
+    checks += [HostService(port, gateway) for port in policy.services]
+    return [*checks, Proxy(policy.proxy, gateway)] if policy.proxy else checks
 
 
 class Check:
@@ -355,6 +359,8 @@ class HostService(Check):
         self.port, self.gateway = port, gateway
         self.last: Try | None = None
         self.decided = not gateway
+        self.what, self.alias = f"host service {port}", HOST_ALIAS
+        self.nobody = f"nothing listens on 127.0.0.1:{port} of the host; start it there"
 
     def tries(self, undecided: int) -> list[Try]:
         return [Try(self.gateway, self.port, linger=LINGER)]
@@ -362,15 +368,25 @@ class HostService(Check):
     def hear(self, tries: Sequence[Try]) -> None:
         self.last = tries[0]
         if self.last.kind in {"connected", "data"}:
-            self.ok(f"host service {self.port} reachable")
+            self.ok(f"{self.what} reachable")
 
     def problems(self) -> list[str]:
-        told = f"host service {self.port} not reachable: "
+        told = f"{self.what} not reachable: "
         if self.last is None:
             return [f"{told}{HOSTS} has no {HOST_ALIAS}; see: corral status"]
         if self.last.kind == "closed":
-            return [f"{told}nothing listens on 127.0.0.1:{self.port} of the host; start it there"]
-        return [f"{told}{HOST_ALIAS}:{self.port} {self.last}; see: systemctl --user status 'corral-relay-*'"]
+            return [f"{told}{self.nobody}"]
+        place = f"{self.alias}:{self.port}"
+        return [f"{told}{place} {self.last}; see: systemctl --user status 'corral-relay-*'"]
+
+
+class Proxy(HostService):
+    """The sandbox's proxy takes connections, behind a relay as a host service does."""
+
+    def __init__(self, port: int, gateway: str) -> None:
+        super().__init__(port, gateway)
+        self.what, self.alias = "the sandbox's proxy", PROXY_ALIAS
+        self.nobody = "it does not take connections; see: corral status, corral logs --proxy"
 
 
 def query(name: str, record: str) -> bytes:

@@ -301,6 +301,28 @@ def test_a_host_service_that_is_not_there_is_told(world: World, kind: str, words
     assert words in told
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("closed", "it does not take connections"),
+        ("refused", "proxy:8443 refused"),
+        ("timeout", "proxy:8443 timeout"),
+    ],
+)
+def test_a_proxy_that_is_not_there_is_told(world: World, kind: str, words: str) -> None:
+    world.answers[GATEWAY, 8443, "tcp"] = kind
+    (told,) = world.errors(proxy=8443)
+    assert told.startswith("the sandbox's proxy not reachable: ")
+    assert words in told
+
+
+def test_the_proxy_is_tried_only_where_there_is_one(world: World) -> None:
+    world.answers[GATEWAY, 8443, "tcp"] = "connected"
+    assert world.lines() == GOOD
+    assert world.lines(proxy=8443) == [*GOOD[:-1], "OK: the sandbox's proxy reachable", GOOD[-1]]
+    assert (GATEWAY, 8443) in world.lingering
+
+
 def test_a_connection_to_a_host_service_has_to_last(world: World) -> None:
     world.lines()
     assert world.lingering == {(GATEWAY, 8081)}
@@ -352,6 +374,8 @@ def test_all_that_is_wrong_is_told_at_once(world: World) -> None:
                 {"names": [{**BODY["names"][0], "liveness": "no"}]},
                 {"services": None},
                 {"services": [70000]},
+                {"proxy": 0},
+                {"proxy": "8443"},
                 {"beside": None},
                 {"beside": 1},
                 {"more": 1},

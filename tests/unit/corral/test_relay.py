@@ -71,7 +71,10 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeSystemd:
 def test_the_socket_is_bound_to_gateway_and_bridge_and_leads_to_loopback() -> None:
     argv = LLAMA.argv("/lib/systemd/systemd-socket-proxyd")
     assert "--user" in argv
-    assert argv[-4:] == ("172.16.0.1", "8081", "corral-0123abcd", "/lib/systemd/systemd-socket-proxyd")
+    assert argv[-5:] == (
+        *("172.16.0.1", "8081", "corral-0123abcd"),
+        *("/lib/systemd/systemd-socket-proxyd", "127.0.0.1:8081"),
+    )
 
 
 def test_one_relay_a_port() -> None:
@@ -104,6 +107,44 @@ def test_a_failed_relay_is_started_again(systemd: FakeSystemd) -> None:
     systemd.units["corral-relay-0123abcd-8081.service"]["ActiveState"] = "failed"
     manager.ensure([LLAMA])
     assert systemd.units["corral-relay-0123abcd-8081.service"]["ActiveState"] == "active"
+
+
+def test_the_relay_to_the_proxy_leads_to_its_address_and_is_made_anew_when_that_is_another(
+    systemd: FakeSystemd,
+) -> None:
+    manager = Manager({})
+    one = relay.to_proxy(SANDBOX, GATEWAY, 7, "172.16.0.5")
+    assert one.argv("/proxy")[-2:] == ("/proxy", "172.16.0.5:8443")
+    manager.ensure([one])
+    manager.ensure([one])
+    assert systemd.started == ["corral-relay-0123abcd-8443.service"]
+    manager.ensure([relay.to_proxy(SANDBOX, GATEWAY, 7, "172.16.0.6")])
+    assert len(systemd.started) == 2
+    assert systemd.units[one.unit]["Description"].endswith(" to 172.16.0.6:8443")
+    manager.ensure([LLAMA])
+    manager.stop(SANDBOX, 8443)
+    assert list(systemd.units) == [LLAMA.unit]
+    manager.stop(SANDBOX, 8443)
+
+
+def test_a_relay_to_the_proxy_that_cannot_be_started_says_whose_it_is(systemd: FakeSystemd) -> None:
+    systemd.refuse = "no"
+    with pytest.raises(CorralError, match="the sandbox's proxy: its relay on"):
+        Manager({}).ensure([relay.to_proxy(SANDBOX, GATEWAY, 7, "172.16.0.5")])
+
+
+@pytest.mark.parametrize(
+    ("target", "becomes"),
+    [
+        ("127.0.0.1:8081", ("/proxy", "127.0.0.1:8081")),
+        ("172.16.0.5:8443", ("env", "--", "/proxy", "172.16.0.5:8443")),
+    ],
+)
+def test_what_leads_back_to_the_bridge_runs_where_the_bridge_is(
+    target: str, becomes: tuple[str, ...]
+) -> None:
+    assert relaylaunch.becomes("/proxy", target, ("env", "--")) == becomes
+    assert relaylaunch.becomes("/proxy", target, ()) == ("/proxy", target)
 
 
 def test_down_stops_this_sandbox_s_relays_only(systemd: FakeSystemd) -> None:
@@ -147,10 +188,11 @@ def test_the_socket_is_handed_over_bound_to_its_device(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     argv = [sys.executable, "-I", relaylaunch.__file__, "127.0.0.1", str(port), "lo", str(program)]
+    argv.append("198.51.100.9:8443")
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as launched:
         assert launched.stdout is not None
         assert launched.stdout.readline() == b"ready\n"
-        assert reach("127.0.0.1", port) == f"lo 127.0.0.1:{port}".encode()
+        assert reach("127.0.0.1", port) == b"lo 198.51.100.9:8443"
     assert launched.returncode == 0
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from agent_image.files.entrypoint import channel, gate, mounts
-from corral import session
+from corral import proxyenv, session
 from corral.session import Outside, Request, Terminal, User
+from policy import proxying
 from policy.container import HOME, Limits, SessionSpec
-from policy.declaration import Declaration, Name
+from policy.declaration import Declaration, Name, Pattern
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 
@@ -210,6 +211,34 @@ def test_the_gate_is_told_every_name_and_service_in_words_it_understands(
     }
     assert json.loads(session.gate(loaded.declaration, replace(OUTSIDE, beside=True)))["beside"] is True
     assert gate.parse_policy(text).services == [8081, 8082]
+
+
+def proxied(loaded: LoadedPolicy) -> LoadedPolicy:
+    names = (Name(host="api.example.org"),)
+    patterns = (Pattern(host="api.example.org"), Pattern(host="*.example.com"))
+    return replace(loaded, declaration=Declaration(names=names, patterns=patterns))
+
+
+def test_a_proxied_session_is_led_to_its_proxy_whatever_the_profile_fixes(
+    loaded: LoadedPolicy, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not proxyenv.NAMES & set(environment(loaded, user, request()))
+    own = {"NO_PROXY": "*", "https_proxy": "http://proxy.example:1"}
+    monkeypatch.setattr(type(loaded.profile), "environment", lambda *_: own)
+    env = environment(proxied(loaded), user, request())
+    assert env["https_proxy"] == env["HTTPS_PROXY"] == "http://proxy:8443"
+    assert env["NO_PROXY"].endswith(",proxy,api.example.org")
+
+
+def test_what_leads_to_the_proxy_is_nobody_else_s_to_set(loaded: LoadedPolicy) -> None:
+    assert session.delivered(loaded, {"HTTPS_PROXY": "x"}) == {"HTTPS_PROXY": "x"}
+    assert session.delivered(proxied(loaded), {"HTTPS_PROXY": "x", "API_KEY": "y"}) == {"API_KEY": "y"}
+
+
+def test_the_gate_of_a_proxied_session_looks_for_the_proxy(loaded: LoadedPolicy) -> None:
+    assert gate.parse_policy(session.gate(loaded.declaration, OUTSIDE)).proxy == 0
+    assert gate.parse_policy(session.gate(proxied(loaded).declaration, OUTSIDE)).proxy == 8443
+    assert gate.PROXY_ALIAS == proxying.ALIAS
 
 
 def test_what_the_gate_is_told_fits_into_one_variable(loaded: LoadedPolicy) -> None:
