@@ -21,7 +21,6 @@ from policy.declaration import (
     LABEL_SERVICE,
     LABEL_SESSION,
     LABEL_UID,
-    OPEN,
     SCHEMA,
     Declaration,
 )
@@ -40,7 +39,7 @@ DEAD_RESOLVER = "127.0.0.1"
 # in no file would wait 10 s. Later ones answer at once.
 RESOLVER_OPTIONS = ("timeout:1", "attempts:1")
 HOST_ALIAS = "corral-host"
-# Of the gateway, where an open sandbox's questions for names end up; the kernel's rules say the same.
+# Of the gateway, where questions for names end up that are answered; the kernel's rules say the same.
 RESOLVER_PORT = 10053
 PIDS_LIMIT = 4096
 NOFILE = 16384
@@ -106,7 +105,8 @@ class SessionSpec:
     ``env`` maps names to values (secrets included: they go into the API's body, never into argv).
     ``hosts_file`` is the absolute path of the published hosts file on the host.
     ``ipv6`` says whether the kernel has IPv6 (/proc/sys/net/ipv6 exists).
-    ``gateway`` is the host's address on the sandbox's network; only an open one is told of it.
+    ``gateway`` is the host's address on the sandbox's network; only who asks it for names is told
+    of it.
     ``rootless`` says that the engine is the user's own: ``uid`` and ``gid`` are still those on the host.
     ``connection`` is one of ``policy.connection``; without a network of its own the address says nothing.
     ``runtime`` is one of ``RUNTIMES``, empty for runc.
@@ -145,7 +145,7 @@ class SessionSpec:
     @property
     def resolver(self) -> str:
         """Whom Docker's resolver in the container asks."""
-        return self.gateway if self.declaration.mode == OPEN and self.gateway else DEAD_RESOLVER
+        return self.gateway if self.declaration.answered and self.gateway else DEAD_RESOLVER
 
 
 def user(uid: int, gid: int, *, rootless: bool) -> str:
@@ -190,10 +190,10 @@ def host_config(spec: SessionSpec) -> dict[str, Any]:
         "Sysctls": dict(IPV6_OFF) if spec.ipv6 and not outside else {},
         # Dead inside the container's namespace: answered in a millisecond, nothing on the wire. Without it
         # dockerd asks the host's resolver from the host's namespace, where no rule knows whose query it is.
-        # The gateway of an open one is asked from the container's, and only the enforcer answers there.
+        # A gateway that answers is asked from the container's, and only the enforcer answers there.
         "Dns": [] if outside else [spec.resolver],
         "DnsSearch": [] if outside else ["."],
-        "DnsOptions": [] if outside or spec.declaration.mode == OPEN else list(RESOLVER_OPTIONS),
+        "DnsOptions": [] if outside or spec.declaration.answered else list(RESOLVER_OPTIONS),
         "Mounts": [mount.body() for mount in mounts],
         "IpcMode": "private",
         "CgroupnsMode": "private",

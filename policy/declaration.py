@@ -93,6 +93,11 @@ class Declaration(_Frozen):
         """Whether its sandbox has a proxy: somebody has to ask for what cannot be pinned ahead."""
         return self.mode == PROXY or any(not pattern.exact for pattern in self.patterns)
 
+    @property
+    def answered(self) -> bool:
+        """Whether its container's questions for names are answered at the gateway."""
+        return self.mode == OPEN or self.dns == ANSWER
+
     def to_label(self) -> str:
         """Return canonical JSON for the label ``io.corral.egress``."""
         body = {"schema": SCHEMA, **self.model_dump(mode="json")}

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from policy.clientfiles import git_urls
-from policy.declaration import Declaration, Name
+from policy.declaration import ANSWER, PROXY, Declaration, Name
 from policy.hostclient import HostFiles, apt_sources, npm_settings, pip_settings
 from policy.hosts import HostError, parse_host
 from policy.records import dataclass
-from policy.schema import DNS_PORTS, Build
+from policy.schema import DNS_PORTS, Build, with_port
 from policy.urls import UrlError, redact, split_http
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -82,8 +82,16 @@ def from_host(
 def declared(declaration: Declaration, found: FromHost) -> Declaration:
     """Return ``declaration`` with these names added; one that was there gets the port.
 
-    They are optional and need not answer: they were not written into the policy one by one.
+    They are optional and need not answer: they were not written into the policy one by one. Where names are
+    asked for they may be, too; where none is pinned, these are not either.
     """
+    patterns = {pattern.host: pattern for pattern in declaration.patterns}
+    if patterns or declaration.mode == PROXY or declaration.dns == ANSWER:
+        for one in found.found:
+            patterns[one.host] = with_port(patterns.get(one.host), one.host, one.port)
+    declaration = declaration.model_copy(update={"patterns": tuple(patterns.values())})
+    if declaration.mode == PROXY:
+        return declaration
     names = {name.host: name for name in declaration.names}
     for one in found.found:
         known = names.get(one.host)

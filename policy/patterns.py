@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
+from functools import lru_cache
 
 from policy.hosts import DOH, DOH_ENDPOINTS, HostError, parse_host, refuse_bad_labels
 from policy.records import dataclass
@@ -37,6 +38,11 @@ class Exact:
 
     name: str
 
+    @property
+    def text(self) -> str:
+        """The entry in its one form, which `parse_pattern` reads."""
+        return self.name
+
     def matches(self, wire_name: str) -> bool:
         """Say whether a name from `policy.hosts.canonical_wire_name` is meant."""
         return wire_name == self.name
@@ -47,6 +53,11 @@ class Zone:
     """Every name below ``suffix``, at any depth, and never ``suffix`` itself."""
 
     suffix: str
+
+    @property
+    def text(self) -> str:
+        """The entry in its one form, which `parse_pattern` reads."""
+        return "*." + self.suffix
 
     def matches(self, wire_name: str) -> bool:
         """Say whether a name from `policy.hosts.canonical_wire_name` is meant."""
@@ -61,6 +72,11 @@ class Regex:
     tail: str
     compiled: re.Pattern[str] = field(compare=False, repr=False)
 
+    @property
+    def text(self) -> str:
+        """The entry in its one form, which `parse_pattern` reads."""
+        return _PREFIX + self.expression
+
     def matches(self, wire_name: str) -> bool:
         """Say whether a name from `policy.hosts.canonical_wire_name` is meant."""
         return wire_name.endswith("." + self.tail) and self.compiled.fullmatch(wire_name) is not None
@@ -72,6 +88,11 @@ Pattern = Exact | Zone | Regex
 def is_regex(text: str) -> bool:
     """Say whether an entry is written as a regular expression: ``regex:…``, or ``^…$``."""
     return text.startswith(_PREFIX) or (text.startswith("^") and text.endswith("$"))
+
+
+def is_pattern(text: str) -> bool:
+    """Say whether an entry, right or wrong, is written as what stands for many names."""
+    return is_regex(text) or text.startswith("*.")
 
 
 def parse_pattern(text: str, *, force: bool = False) -> Pattern:
@@ -89,6 +110,16 @@ def parse_pattern(text: str, *, force: bool = False) -> Pattern:
     if text.startswith("*."):
         return _zone(text.removeprefix("*."), force)
     return Exact(parse_host(text, force=force))
+
+
+@lru_cache(maxsize=4096)
+def declared(text: str) -> Pattern:
+    """Read ``text`` of a pattern, as a declaration carries it: judged when the policy was loaded.
+
+    Raises:
+        HostError: it is none.
+    """
+    return parse_pattern(text, force=True)
 
 
 def _zone(text: str, force: bool) -> Zone:

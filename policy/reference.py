@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from policy import profiles
-from policy.schema import AVAILABLE_MODES, Policy
+from policy.schema import EGRESS_MODES, Policy
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 PAGE = Path("docs/policy.md")
@@ -33,14 +33,28 @@ MEANING: Mapping[str, str] = {
     "egress": "what may be reached beyond the sandbox",
     "egress.mode": (
         "`allowlist`; `open`: all public addresses; `none`: no network at all; `host`: this host's network, "
-        "NOT ENFORCED, see below. Not available yet: `proxy`"
+        "NOT ENFORCED; `proxy`: names through a proxy alone; see below"
     ),
-    "egress.allow": "names, see below. No addresses, ranges, URLs, ports in the name, single labels",
-    "egress.allow[].host": "a domain name; the short form of an entry is this alone",
+    "egress.allow": (
+        "names, zones and regular expressions, see below. No addresses, ranges, URLs, ports in the name, "
+        "single labels"
+    ),
+    "egress.allow[].host": (
+        "a domain name, a zone `*.example.com` or a regular expression `^…$`; the short form of an entry is "
+        "this alone"
+    ),
     "egress.allow[].ports": "default 443",
     "egress.allow[].optional": "`true`: a name that does not resolve stops no start",
     "egress.allow[].liveness": "`false`: a name that answers nothing on its ports stops no start",
-    "egress.allow[].force": "`true`: accept a public DNS-over-HTTPS endpoint",
+    "egress.allow[].force": "`true`: accept a public DNS-over-HTTPS endpoint, or a zone with one in it",
+    "egress.allow[].protocol": (
+        "what the proxy lets through: `tls`, which begins with a ClientHello for this name; `tcp`: anything"
+    ),
+    "egress.allow[].sni": "`false`: the proxy accepts a ClientHello that has no name in it, too",
+    "egress.dns": (
+        "`dead`: programs have the names of the list in a file, and no resolver; `answer`: names of the "
+        "list, zones' too, are answered and opened as they are asked for, see below"
+    ),
     "egress.from_host": (
         "of `npm`, `pip`, `apt`, `git`: adds the hosts these clients are configured with on this machine, "
         "see below"
@@ -126,7 +140,7 @@ def json_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string", "description": MEANING["egress.allow[].host"]}, entry]
     }
     body["properties"]["profile"]["enum"] = list(profiles.names())
-    body["properties"]["egress"]["properties"]["mode"]["enum"] = list(AVAILABLE_MODES)
+    body["properties"]["egress"]["properties"]["mode"]["enum"] = list(EGRESS_MODES)
     return {"$schema": SCHEMA_ID, "title": "corral.yaml", **body}
 
 

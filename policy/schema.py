@@ -18,14 +18,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from policy import container, profiles
+from policy import asking, container, profiles
 from policy.connection import OWN, connection
 from policy.container import PIDS_LIMIT
-from policy.declaration import OPEN, Declaration, HostService, Name, Port
+from policy.declaration import ANSWER, OPEN, PROXY, Declaration, HostService, Name, Pattern, Port
 from policy.errors import PolicyError
 from policy.hosts import HostError
 from policy.limits import default_memory, parse_memory
-from policy.patterns import ONE_BY_ONE, Exact, parse_pattern
+from policy.patterns import parse_pattern
 from policy.profiles import Profile
 from policy.urls import UrlError, is_no_proxy, split_http
 
@@ -33,6 +33,7 @@ MAX_NAMES = 256
 MAX_SERVICES = 64
 MAX_MOUNTS = 128
 DNS_PORTS = frozenset({53, 853})
+DEFAULT_PORT = 443
 
 _SERVICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
@@ -45,14 +46,9 @@ def problem(what: str, fix: str | None = None) -> PydanticCustomError:
 
 def _host(text: str, info: ValidationInfo) -> str:
     try:
-        pattern = parse_pattern(text, force=info.data.get("force") is True)
+        return parse_pattern(text, force=info.data.get("force") is True).text
     except HostError as error:
         raise problem(error.what, error.fix) from error
-    if not isinstance(pattern, Exact):
-        raise problem(
-            "zones and regular expressions need the name-aware proxy, which is not available yet", ONE_BY_ONE
-        )
-    return pattern.name
 
 
 def _number_as_text(value: Any) -> Any:
@@ -137,17 +133,14 @@ def _profile(text: str) -> str:
 
 
 EGRESS_MODES = ("allowlist", "proxy", "open", "none", "host")
-AVAILABLE_MODES = ("allowlist", "open", "none", "host")
 
 
 def _egress_mode(text: str) -> str:
-    if text in AVAILABLE_MODES:
-        return text
     if text in EGRESS_MODES:
-        raise problem("this egress mode is not available yet", f"use {' or '.join(AVAILABLE_MODES)}")
+        return text
     if text == "bridge":
         raise problem("corral has no such egress mode", "open comes nearest: all public addresses")
-    raise problem("unknown egress mode", f"use {' or '.join(AVAILABLE_MODES)}")
+    raise problem("unknown egress mode", f"use {' or '.join(EGRESS_MODES)}")
 
 
 def _runtime(text: str) -> str:
@@ -181,9 +174,10 @@ class Mounts(_Model):
 
 
 class AllowEntry(_Model):
-    """One allowed name. ``liveness``: its reachability is checked when a session starts.
+    """One allowed name, or what stands for many, in the form of ``policy.patterns``' ``text``.
 
-    ``force``: accept a name that is refused for what it is known to serve (DNS over HTTPS).
+    ``liveness``: its reachability is checked when a session starts. ``force``: accept a name that is refused
+    for what it is known to serve (DNS over HTTPS). ``protocol``, ``sni``: see ``policy.declaration.Pattern``.
     """
 
     # Before host, whose validation looks at it.
@@ -194,20 +188,31 @@ class AllowEntry(_Model):
         Listed,
         Field(min_length=1, max_length=64),
         AfterValidator(_distinct),
-    ] = (443,)
+    ] = (DEFAULT_PORT,)
     optional: bool = False
     liveness: bool = True
+    protocol: Literal["tls", "tcp"] = "tls"
+    sni: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is one name."""
+        return self.to_pattern().exact
 
     def to_name(self) -> Name:
-        """Return the entry as the declaration carries it."""
+        """Return the entry, which is one name, as it is pinned."""
         return Name(host=self.host, ports=self.ports, optional=self.optional, liveness=self.liveness)
+
+    def to_pattern(self) -> Pattern:
+        """Return the entry as what may be asked for."""
+        return Pattern(host=self.host, ports=self.ports, protocol=self.protocol, sni=self.sni)
 
 
 class Egress(_Model):
     """What may be reached beyond the sandbox.
 
     ``from_host``: clients of this host whose configured names are added. ``allow_stale``: start on the last
-    good addresses of names that cannot be resolved now.
+    good addresses of names that cannot be resolved now. ``dns`` answer: a resolver for the names of the list.
     """
 
     mode: Annotated[str, AfterValidator(_egress_mode)] = "allowlist"
@@ -219,6 +224,7 @@ class Egress(_Model):
         tuple[Literal["npm", "pip", "apt", "git"], ...], Listed, AfterValidator(_distinct)
     ] = ()
     allow_stale: bool = False
+    dns: Literal["dead", "answer"] = "dead"
 
 
 class Service(_Model):
@@ -335,25 +341,40 @@ def effective_declaration(policy: Policy, profile: Profile) -> Declaration:
     merged: the union of their ports in order of appearance; of several entries in the policy the strict wish
     wins (optional only if all say so, liveness if any does); a profile default adds its ports only. Without
     a network of its own it declares nothing; an open sandbox has no names, as it reaches them all.
+
+    Where something is asked for by name (a zone or expression, ``mode: proxy``, ``dns: answer``), every entry
+    is a pattern too. With ``mode: proxy`` none is pinned.
     """
-    if connection(policy.egress.mode) != OWN:
+    egress = policy.egress
+    if connection(egress.mode) != OWN:
         return Declaration()
     services = tuple(HostService(name=service.name, port=service.port) for service in policy.host_services)
-    if policy.egress.mode == OPEN:
+    if egress.mode == OPEN:
         return Declaration(mode="open", host_services=services)
+    defaults = profile.default_egress if egress.profile_defaults else ()
+    asked = egress.mode == PROXY or egress.dns == ANSWER or any(not entry.exact for entry in egress.allow)
+    return Declaration(
+        mode="proxy" if egress.mode == PROXY else "allowlist",
+        names=_names(egress, defaults) if egress.mode != PROXY else (),
+        patterns=_patterns(egress, defaults) if asked else (),
+        host_services=services,
+        allow_stale=egress.allow_stale,
+        dns=egress.dns,
+    )
+
+
+def _names(egress: Egress, defaults: Iterable[str]) -> tuple[Name, ...]:
     names: dict[str, Name] = {}
-    for entry in policy.egress.allow:
-        names[entry.host] = _merged(names.get(entry.host), entry.to_name())
-    defaults = profile.default_egress if policy.egress.profile_defaults else ()
+    for entry in egress.allow:
+        if entry.exact:
+            names[entry.host] = _merged(names.get(entry.host), entry.to_name())
     for host in defaults:
         known = names.get(host)
         default = Name(host=host)
         if known is not None:
             default = Name(host=host, optional=known.optional, liveness=known.liveness)
         names[host] = _merged(known, default)
-    return Declaration(
-        names=tuple(names.values()), host_services=services, allow_stale=policy.egress.allow_stale
-    )
+    return tuple(names.values())
 
 
 def _merged(first: Name | None, second: Name) -> Name:
@@ -365,6 +386,27 @@ def _merged(first: Name | None, second: Name) -> Name:
         optional=first.optional and second.optional,
         liveness=first.liveness or second.liveness,
     )
+
+
+def _patterns(egress: Egress, defaults: Iterable[str]) -> tuple[Pattern, ...]:
+    patterns: dict[str, Pattern] = {}
+    for entry in egress.allow:
+        new = entry.to_pattern()
+        known = patterns.get(entry.host, new)
+        wish = asking.strictest(asking.Terms(one.protocol, one.sni) for one in (known, new))
+        patterns[entry.host] = Pattern(
+            host=entry.host, ports=_union(known.ports, new.ports), protocol=wish.protocol, sni=wish.sni
+        )
+    for host in defaults:
+        patterns[host] = with_port(patterns.get(host), host, DEFAULT_PORT)
+    return tuple(patterns.values())
+
+
+def with_port(known: Pattern | None, host: str, port: int) -> Pattern:
+    """Return a pattern with one more port, which changes no wish; None: there was none."""
+    if known is None:
+        return Pattern(host=host, ports=(port,))
+    return known.model_copy(update={"ports": _union(known.ports, (port,))})
 
 
 def _union(first: Iterable[int], second: Iterable[int]) -> tuple[int, ...]:

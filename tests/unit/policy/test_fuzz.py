@@ -12,11 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from policy.declaration import Declaration
 from policy.errors import PolicyError
 from policy.hosts import canonical_wire_name
 from policy.init import starter
 from policy.loader import LoadedPolicy, load
 from policy.mounts import Guard, RealProbe, is_within
+from policy.patterns import declared
 
 SLOW_OK = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -47,6 +49,9 @@ def check_invariants(loaded: LoadedPolicy, home: Path) -> None:
     for name in loaded.declaration.names:
         assert canonical_wire_name(name.host) == name.host
         assert all(0 < port < 65536 for port in name.ports)
+    for pattern in loaded.declaration.patterns:
+        assert declared(pattern.host).text == pattern.host
+    assert Declaration.from_label(loaded.declaration.to_label()) == loaded.declaration
 
 
 KEYS = st.sampled_from(
@@ -65,6 +70,9 @@ KEYS = st.sampled_from(
         "ports",
         "optional",
         "liveness",
+        "protocol",
+        "sni",
+        "dns",
         "host_services",
         "secrets",
         "env_file",
@@ -107,6 +115,10 @@ WORDS = st.sampled_from(
         "/home",
         "..",
         "regex:(",
+        "regex:[a-z]+\\.example\\.com",
+        "proxy",
+        "answer",
+        "tcp",
         "^a$",
         "\u0430pi.example.com",
         "llama",

@@ -165,8 +165,8 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
         ),
         ("profile: opencode\nzzz: 1\n", "zzz: unknown key; known keys: profile, name, mode"),
         (
-            "profile: opencode\negress: {mode: proxy}\n",
-            "egress.mode: this egress mode is not available yet (proxy)",
+            "profile: opencode\negress: {mode: proxies}\n",
+            "egress.mode: unknown egress mode (proxies)",
         ),
         (
             "profile: opencode\negress: {mode: open, allow: [api.example.com]}\n",
@@ -200,11 +200,10 @@ def test_every_problem_is_reported_at_once_with_its_place(workspace: Workspace) 
             "profile: opencode\nbuild: {ca_certificates: [nope]}\n",
             "build.ca_certificates[0]: not an absolute path",
         ),
-        ("profile: opencode\negress: {mode: proxy}\n", "this egress mode is not available yet (proxy)"),
         ("profile: opencode\negress: {mode: bridge}\n", "no such egress mode (bridge); open comes nearest"),
         (
             "profile: opencode\negress: {mode: container:x}\n",
-            "unknown egress mode (container:x); use allowlist or open or none or host",
+            "unknown egress mode (container:x); use allowlist or proxy or open or none or host",
         ),
         (
             "profile: opencode\negress: {mode: none, allow: [a.example.com]}\n",

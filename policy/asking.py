@@ -1,0 +1,57 @@
+"""Whether a name may be asked for: of the sandbox's proxy, or of who answers DNS. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from policy.declaration import Pattern
+from policy.patterns import declared
+from policy.records import dataclass
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a name may be reached: see ``policy.declaration.Pattern``."""
+
+    protocol: Literal["tls", "tcp"] = "tls"
+    sni: bool = True
+
+
+def matching(patterns: Iterable[Pattern], name: str) -> list[Pattern]:
+    """Return the patterns that mean a name, those that are this name first.
+
+    Args:
+        patterns: of a declaration.
+        name: from `policy.hosts.canonical_wire_name`.
+    """
+    found = [pattern for pattern in patterns if declared(pattern.host).matches(name)]
+    return sorted(found, key=lambda pattern: not pattern.exact)
+
+
+def ports(patterns: Iterable[Pattern], name: str) -> tuple[int, ...]:
+    """Return the ports a name may be asked for on, sorted; none: it may not be."""
+    return tuple(sorted({port for pattern in matching(patterns, name) for port in pattern.ports}))
+
+
+def terms(patterns: Iterable[Pattern], name: str, port: int) -> Terms | None:
+    """Return how a name may be asked for on a port, None when it may not be.
+
+    An entry that is the name speaks for it. Of several zones and expressions the strict wish wins: tcp, or no
+    look at the name in a ClientHello, only if all of them say so.
+    """
+    found = [pattern for pattern in matching(patterns, name) if port in pattern.ports]
+    if not found:
+        return None
+    if found[0].exact:
+        found = found[:1]
+    return strictest(Terms(pattern.protocol, pattern.sni) for pattern in found)
+
+
+def strictest(wishes: Iterable[Terms]) -> Terms:
+    """Return what several, and at least one, agree to: of a name's patterns, or of a sandbox's sessions."""
+    every = list(wishes)
+    if all(one.protocol == "tcp" for one in every):
+        return Terms("tcp", any(one.sni for one in every))
+    # With tcp, what passes is not looked at: a ClientHello without a name would pass, too.
+    return Terms("tls", any(one.sni and one.protocol == "tls" for one in every))
