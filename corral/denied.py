@@ -18,7 +18,10 @@ HEADER = ("TIME", "SANDBOX", "SESSION", "PROTO", "ADDRESS", "PORT", "COUNT", "WH
 EVERY = 1.0  # seconds
 HINTS = 8
 REMEMBERED = 10000  # rows that were written, so that a restart of the enforcer repeats none
-DESTINATION = ("sandbox", "container", "protocol", "address", "port", "icmp_type", "check")
+DESTINATION = (
+    *("sandbox", "container", "protocol", "address", "port", "icmp_type", "check"),
+    *("name", "reason"),
+)
 CHATTER = "nothing was denied to sandboxes of this directory; corral denied --all shows all of yours"
 
 Report = Mapping[str, Any]
@@ -26,8 +29,11 @@ Report = Mapping[str, Any]
 
 def selected(report: Report, *, checks: bool) -> dict[str, Any]:
     """Return the report without corral's own checks, unless they are wanted."""
-    rows = [row for row in report.get("rows") or () if checks or not row.get("check")]
-    return {**report, "rows": rows}
+    kept = {
+        key: [row for row in report.get(key) or () if checks or not row.get("check")]
+        for key in ("rows", "asked")
+    }
+    return {**report, **kept}
 
 
 def render(
@@ -43,7 +49,7 @@ def render(
     ``chatty``: with advice and explanations, for a person at a terminal. ``zone``: of times, default local.
     """
     found = cleaned(selected(report, checks=checks))
-    rows = sorted(found["rows"], key=lambda row: (row["last"], row["number"]))
+    rows = _ordered(found)
     blocks = [_troubles(found, colour)]
     if rows:
         head, *lines = columns([HEADER, *(cells(row, zone) for row in rows)])
@@ -53,12 +59,21 @@ def render(
     blocks.append(_facts(found))
     if chatty:
         blocks.append(_hints(rows))
+        blocks += _allowing(rows, elsewhere=checks)
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _ordered(report: Report) -> list[Mapping[str, Any]]:
+    """Return refused packets and refused names, the latest last."""
+    rows = [*report["rows"], *report["asked"]]
+    return sorted(rows, key=lambda row: (row["last"], row["number"]))
 
 
 def cells(row: Mapping[str, Any], zone: tzinfo | None = None) -> tuple[str, ...]:
     """Return one line of the table; ``row`` is clean already."""
-    session = f"{row['service']}-{row['session']}" if row.get("session") else "-"
+    # Which session asked a proxy cannot be seen.
+    session = f"{row['service']}-{row['session']}" if row.get("session") else str(row.get("service") or "-")
+    note = f"{row['name']}: {row['note']}" if row.get("name") else row.get("note")
     port = str(row["port"]) if row.get("port") is not None else "-"
     if row.get("icmp_type") is not None:
         port = f"type {row['icmp_type']}"
@@ -67,10 +82,10 @@ def cells(row: Mapping[str, Any], zone: tzinfo | None = None) -> tuple[str, ...]
         str(row["sandbox"]),
         session,
         str(row["protocol"]),
-        str(row["address"]),
+        str(row.get("address") or "-"),
         port,
         f"{row['count']}{'+' if row.get('at_least') else ''}",
-        str(row.get("note") or "-"),
+        str(note or "-"),
     )
 
 
@@ -89,11 +104,19 @@ def _facts(report: Report) -> list[str]:
     lines = []
     for sandbox in report.get("sandboxes") or ():
         denied, unlisted = sandbox.get("denied") or 0, sandbox.get("unlisted") or 0
-        parts = [f"{denied} packets denied" + (f", {unlisted} of them not listed" if unlisted else "")]
-        asked = sandbox.get("dead_resolver")
+        asked, names = sandbox.get("dead_resolver"), sandbox.get("asked") or 0
+        parts = []
+        if denied or not names:
+            parts.append(
+                f"{denied} packets denied" + (f", {unlisted} of them not listed" if unlisted else "")
+            )
         if asked:
             parts.append(f"its dead resolver was asked {asked} times (which names cannot be seen)")
-        if denied or asked:
+        if names:
+            missing = sandbox.get("asked_unlisted") or 0
+            listed = f", {missing} of them not listed" if missing else ""
+            parts.append(f"names refused {names} times{listed}")
+        if denied or asked or names:
             lines.append(f"{sandbox.get('sandbox')}: {'; '.join(parts)}")
     return lines
 
@@ -102,6 +125,31 @@ def _hints(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     hints = list(dict.fromkeys(str(row["hint"]) for row in rows if row.get("hint")))
     lines = [f"to allow: {hint}" for hint in hints[:HINTS]]
     return lines + ([f"and {len(hints) - HINTS} more such names"] if len(hints) > HINTS else [])
+
+
+def _allowing(rows: Iterable[Mapping[str, Any]], *, elsewhere: bool) -> list[list[str]]:
+    """Return what lets names through: at once, and for good; the latest first, they are what is missed now.
+
+    ``elsewhere``: rows of other directories are among them, whose sandbox has to be named.
+    """
+    latest = list(reversed(list(rows)))
+    commands = dict.fromkeys(
+        f"{row['command']} --sandbox {row['sandbox']}" if elsewhere else str(row["command"])
+        for row in latest
+        if row.get("command")
+    )
+    lines = dict.fromkeys(str(row["line"]) for row in latest if row.get("line"))
+    return [
+        _listed("to allow a name until the session ends:", list(commands)),
+        _listed("to allow a name for good, below egress.allow in corral.yaml:", list(lines)),
+    ]
+
+
+def _listed(head: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    more = [f"  and {len(items) - HINTS} more"] if len(items) > HINTS else []
+    return [head, *(f"  {item}" for item in items[:HINTS]), *more]
 
 
 def follow(
@@ -135,7 +183,7 @@ def follow(
         if report.get("problem") and report["problem"] != trouble:
             tell(plain(f"{report['problem']}; what is refused meanwhile is told later, as far as it is kept"))
         trouble = str(report.get("problem") or "")
-        view.show(selected(report, checks=checks)["rows"], restarted=restarted)
+        view.show(_ordered(selected(report, checks=checks)), restarted=restarted)
         after, answer, said = report["next"], None, ""
         while answer is None:
             if wait(EVERY):
@@ -164,8 +212,8 @@ class _Lines:
         self._widths: Sequence[int] = ()
 
     def show(self, rows: Iterable[Mapping[str, Any]], *, restarted: bool) -> None:
-        """Write rows; ``restarted``: sooner or later, what was written before is among them again."""
-        for row in sorted(rows, key=lambda row: (row["last"], row["number"])):
+        """Write ordered rows; ``restarted``: sooner or later, what was written before is among them again."""
+        for row in rows:
             key = tuple(row.get(field) for field in DESTINATION)
             last, count = self._shown.get(key, (float("-inf"), 0))
             # Two accounts of one packet differ by a moment in when it came.

@@ -222,10 +222,13 @@ class Denials:
     async def report(self, after: int = 0, project: str | None = None) -> dict[str, Any]:
         """Return the body of ``GET /v1/denied``, fresh from the writer."""
         await self.poll()
+        sessions, _, _ = self._world()
         return report(
             self.ledger,
             self.book,
-            self._asked(),
+            self._lookups_of(),
+            self.names,
+            sessions,
             epoch=self.epoch,
             after=after,
             project=project,
@@ -236,9 +239,10 @@ class Denials:
     def counts(self) -> dict[str, Any]:
         """Return what the metrics tell of it: by sandbox, and what was lost."""
         denied = {name: self.ledger.of_sandbox(name)[0] for name in self.ledger.accounts}
-        return {"denied": denied, "lookups": self._asked(), "lost": self.lost}
+        asked = {name: account.total - account.checks for name, account in self.names.accounts.items()}
+        return {"denied": denied, "asked": asked, "lookups": self._lookups_of(), "lost": self.lost}
 
-    def _asked(self) -> dict[str, int]:
+    def _lookups_of(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for sandbox, count in self._lookups.values():
             found[sandbox] = found.get(sandbox, 0) + count

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enforcer.addressbook import AddressBook, Known
-from enforcer.denied import ANSWER, DNS_PORTS, ICMP, TCP, UDP, Ledger, Row
+from enforcer.denied import ANSWER, DNS_PORTS, ICMP, TCP, UDP, VERIFY, Ledger, Row
+from enforcer.nameadvice import Reach, advice, reach
+from enforcer.refusednames import AskedAccount, AskedRow, RefusedNames
 from enforcer.sessions import Session
+from policy import proxying
 
 PROTOCOLS = {TCP: "tcp", UDP: "udp", ICMP: "icmp", 132: "sctp", 136: "udplite"}
 WITHOUT_PORT = frozenset({ICMP, ANSWER})
@@ -26,6 +29,8 @@ def report(
     ledger: Ledger,
     book: AddressBook,
     lookups: Mapping[str, int],
+    names: RefusedNames | None = None,
+    sessions: Iterable[Session] = (),
     *,
     epoch: str,
     after: int = 0,
@@ -39,28 +44,37 @@ def report(
         ledger: what was refused.
         book: names of addresses.
         lookups: sandbox -> how often its dead resolver was asked, where that can be seen.
+        names: what was asked for by name; its numbers are the ledger's.
+        sessions: those of now, whose policies advice is given by.
         epoch: tells one life of the service from another; numbers of rows mean nothing across lives.
         after: only rows that changed after this number.
         project: only sandboxes of this directory.
         lost: records of the kernel's log that nobody saw.
         problem: why the log cannot be read now, or empty.
     """
-    accounts = {
-        name: account
-        for name, account in ledger.accounts.items()
-        if project is None or account.project == project
-    }
-    rows = [row for row in ledger.rows(after) if row.place.sandbox in accounts]
+    asked = names.accounts if names is not None else {}
+    projects = {name: account.project for name, account in asked.items()}
+    # An account without a project has not met a session yet.
+    projects.update({name: one.project for name, one in ledger.accounts.items() if one.project})
+    for name in ledger.accounts:
+        projects.setdefault(name, "")
+    wanted = sorted(name for name, where in projects.items() if project in (None, where))
+    rows = [row for row in ledger.rows(after) if row.place.sandbox in wanted]
+    found = [row for row in names.rows(after) if row.place.sandbox in wanted] if names is not None else []
+    living = reaches(sessions) if found else {}
     sandboxes = []
-    for name, account in accounts.items():
-        denied, unlisted = ledger.of_sandbox(name)
+    for name in wanted:
+        denied, unlisted = ledger.of_sandbox(name) if name in ledger.accounts else (0, 0)
+        account = asked.get(name, AskedAccount())
         sandboxes.append(
             {
                 "sandbox": name,
-                "project": account.project,
+                "project": projects[name],
                 "denied": denied,
                 "unlisted": unlisted,
                 "dead_resolver": lookups.get(name),
+                "asked": account.total - account.checks,
+                "asked_unlisted": account.unlisted,
             }
         )
     return {
@@ -68,9 +82,48 @@ def report(
         "next": ledger.number,
         "problem": problem,
         "lost": lost,
-        "left_out": max(0, len(rows) - MAX_ROWS),
-        "sandboxes": sorted(sandboxes, key=lambda one: str(one["sandbox"])),
+        "left_out": max(0, len(rows) - MAX_ROWS) + max(0, len(found) - MAX_ROWS),
+        "sandboxes": sandboxes,
         "rows": [row_report(row, ledger, book) for row in rows[-MAX_ROWS:]],
+        "asked": [asked_report(row, living.get(row.place.sandbox, ())) for row in found[-MAX_ROWS:]],
+    }
+
+
+def reaches(sessions: Iterable[Session]) -> dict[str, list[tuple[str, Reach]]]:
+    """Return sandbox -> (what a session is called, what it may reach) of those that count in advice."""
+    found: dict[str, list[tuple[str, Reach]]] = {}
+    for one in sessions:
+        if not one.problems and one.service != proxying.SERVICE and one.purpose != VERIFY:
+            found.setdefault(one.sandbox.id, []).append((f"{one.service}-{one.session}", reach(one)))
+    return found
+
+
+def asked_report(row: AskedRow, living: Iterable[tuple[str, Reach]]) -> dict[str, Any]:
+    """Return one row of what was asked for by name, with the fields that all rows have."""
+    told = advice(row.name, row.port, row.reason, living)
+    return {
+        "id": row.ident,
+        "number": row.number,
+        "first": row.first,
+        "last": row.last,
+        "sandbox": row.place.sandbox,
+        "project": row.place.project,
+        "service": row.place.service or None,
+        "session": row.place.session or None,
+        "container": row.place.container or None,
+        "protocol": "proxy" if row.port else "dns name",
+        "address": None,
+        "port": row.port or None,
+        "icmp_type": None,
+        "count": row.count,
+        "at_least": False,
+        "name": row.name,
+        "reason": row.reason,
+        "dns": not row.port,
+        "check": row.check,
+        "note": told.note,
+        "line": told.line,
+        "command": told.command,
     }
 
 

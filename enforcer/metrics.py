@@ -57,6 +57,7 @@ class Now:
     names: Mapping[str, int]
     strangers: int
     denied: Mapping[str, int]
+    asked: Mapping[str, int]
     lookups: Mapping[str, int]
     lost: int
 
@@ -92,6 +93,13 @@ def render(metrics: Metrics, now: Now) -> str:
         "Packets refused, without corral's own checks.",
         "sandbox",
         now.denied,
+    )
+    page.family(
+        "corral_denied_names_total",
+        "counter",
+        "Names asked for and refused, each time, without corral's own checks.",
+        "sandbox",
+        now.asked,
     )
     page.family(
         "corral_dead_resolver_questions_total",

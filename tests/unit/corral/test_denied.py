@@ -245,3 +245,118 @@ def test_what_has_no_descriptor_is_slept_for() -> None:
     wait = reader_left(Nowhere(), sleep)  # type: ignore[arg-type]
     assert not wait(1.5)
     assert slept == [1.5]
+
+
+# -- names that were asked for
+
+ASKED: dict[str, Any] = {
+    "id": 8,
+    "number": 8,
+    "first": 1700000000.0,
+    "last": 1700000062.5,
+    "sandbox": "demo-0a0b0c0d",
+    "project": "/home/dev/demo",
+    "service": "proxy",
+    "session": None,
+    "container": None,
+    "protocol": "proxy",
+    "address": None,
+    "port": 443,
+    "icmp_type": None,
+    "count": 12,
+    "at_least": False,
+    "name": "files.example.com",
+    "reason": "denied",
+    "dns": False,
+    "check": False,
+    "note": "not allowed",
+    "line": "- files.example.com",
+    "command": "corral allow files.example.com",
+}
+BY_PORT = {**ASKED, "id": 9, "number": 9, "last": ASKED["last"] + 1, "port": 8443, "count": 1, "name": "git.example.com", "note": "not allowed on port 8443, only on 443", "line": "- {host: git.example.com, ports: [8443]}", "command": "corral allow git.example.com:8443"}  # fmt: skip
+BY_DNS = {**ASKED, "id": 10, "number": 10, "last": ASKED["last"] + 2, "service": "main", "session": "0a1b2c3d", "container": "c" * 64, "protocol": "dns name", "port": None, "name": "db.example.com", "reason": "resolve", "note": "it could not be resolved", "line": None, "command": None, "dns": True}  # fmt: skip
+ASKING = {**SANDBOX, "denied": 0, "unlisted": 0, "dead_resolver": None, "asked": 25, "asked_unlisted": 2}
+
+
+def test_names_are_rows_with_what_allows_them_now_and_for_good() -> None:
+    body = report(asked=[ASKED, BY_PORT, BY_DNS], sandboxes=[ASKING])
+    assert render(body, zone=UTC).splitlines() == [
+        "TIME                 SANDBOX        SESSION        PROTO     ADDRESS  PORT  COUNT  WHAT",
+        "2023-11-14 22:14:22  demo-0a0b0c0d  proxy          proxy     -        443   12     "
+        "files.example.com: not allowed",
+        "2023-11-14 22:14:23  demo-0a0b0c0d  proxy          proxy     -        8443  1      "
+        "git.example.com: not allowed on port 8443, only on 443",
+        "2023-11-14 22:14:24  demo-0a0b0c0d  main-0a1b2c3d  dns name  -        -     12     "
+        "db.example.com: it could not be resolved",
+        "",
+        "demo-0a0b0c0d: names refused 25 times, 2 of them not listed",
+        "",
+        "to allow a name until the session ends:",
+        "  corral allow git.example.com:8443",
+        "  corral allow files.example.com",
+        "",
+        "to allow a name for good, below egress.allow in corral.yaml:",
+        "  - {host: git.example.com, ports: [8443]}",
+        "  - files.example.com",
+    ]
+
+
+def test_packets_and_names_are_one_table_in_the_order_of_time() -> None:
+    lines = render(report(ROW, {**PING, "last": ASKED["last"] + 9}, asked=[ASKED]), zone=UTC).splitlines()
+    assert [line.split()[4] for line in lines[1:4]] == ["tcp", "proxy", "icmp"]
+
+
+def test_a_sandbox_elsewhere_is_named_in_what_allows_its_names() -> None:
+    text = render(report(asked=[ASKED]), checks=True)
+    assert "  corral allow files.example.com --sandbox demo-0a0b0c0d" in text.splitlines()
+
+
+def test_names_get_no_advice_in_a_pipe_and_not_without_end_at_a_terminal() -> None:
+    asked = [
+        {**ASKED, "number": n, "name": f"n{n}.example.com", "line": f"- n{n}.example.com", "command": f"corral allow n{n}.example.com"}
+        for n in range(20)
+    ]  # fmt: skip
+    assert "allow a name" not in render(report(asked=asked), chatty=False)
+    lines = render(report(asked=asked)).splitlines()
+    assert sum(line.startswith("  corral allow ") for line in lines) == 8
+    assert lines.count("  and 12 more") == 2
+    assert "  corral allow n19.example.com" in lines
+
+
+def test_names_that_corral_verify_asked_for_are_shown_when_asked_for() -> None:
+    body = report(asked=[{**ASKED, "check": True}])
+    assert selected(body, checks=False)["asked"] == []
+    assert "files.example.com" not in render(body)
+    assert "files.example.com" in render(body, checks=True)
+
+
+def test_following_shows_names_among_packets_and_tells_one_from_another() -> None:
+    lines: list[str] = []
+    later = {**ASKED, "number": 12, "count": 13, "last": ASKED["last"] + 4}
+    other = {**ASKED, "number": 13, "id": 13, "reason": "no-sni", "last": ASKED["last"] + 5}
+    answers: list[dict[str, Any] | EnforcerError] = [report(ROW, asked=[ASKED]), report(asked=[later, other])]
+    run(lines, [], answers, as_json=True)
+    assert [(row.get("name"), row["count"]) for row in map(json.loads, lines)] == [
+        (None, 12),
+        ("files.example.com", 12),
+        ("files.example.com", 13),
+        ("files.example.com", 12),
+    ]
+
+
+def test_following_repeats_no_name_after_a_restart() -> None:
+    lines: list[str] = []
+    again = report(asked=[ASKED, BY_PORT], epoch="two")
+    run(lines, [], [report(asked=[ASKED]), again, again], as_json=True)
+    assert [json.loads(line)["name"] for line in lines] == ["files.example.com", "git.example.com"]
+
+
+def test_nothing_in_a_row_of_a_name_reaches_the_terminal_as_it_is() -> None:
+    hostile = {**ASKED, **{key: HOSTILE for key, value in ASKED.items() if isinstance(value, str)}}
+    body = report(asked=[hostile])
+    text = render(body, checks=True)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert len(text.split("\n")) == len(render(report(asked=[ASKED]), checks=True).split("\n"))
+    lines: list[str] = []
+    run(lines, [], [body])
+    assert all(line.isprintable() for line in lines)

@@ -21,6 +21,7 @@ from enforcer.netfilter.nflog import Packet
 from enforcer.netfilter.refusals import Refusals
 from enforcer.pinmodel import Pin, Record
 from enforcer.sessions import Life, Session
+from policy.declaration import Declaration
 from policy.errors import EnforcerError
 
 from .test_denied import FORBIDDEN, NET, START, session
@@ -309,3 +310,72 @@ def test_what_a_checking_session_asks_for_is_marked(world: World) -> None:
     world.sessions = [session(purpose="verify")]
     world.of.asked("demo-0a0b0c0d", "c1", "files.example.com", 0, "denied")
     assert [row.check for row in world.of.names.rows()] == [True]
+
+
+def asked_of(world: World, **words: Any) -> dict[str, Any]:
+    return asyncio.run(world.of.report(**words))
+
+
+def test_a_refused_name_is_told_with_what_allows_it_and_packets_are_not_counted_with_it(world: World) -> None:
+    world.writer.refuse(9)
+    world.of.asked("demo-0a0b0c0d", "c1", "files.example.com", 0, "denied")
+    world.of.asked("demo-0a0b0c0d", "c1", "\x1b[2J", 0, "denied")
+    body = asked_of(world)
+    (row,) = body["asked"]
+    assert {key: row[key] for key in ("name", "protocol", "address", "port", "count", "reason", "dns")} == {
+        "name": "files.example.com",
+        "protocol": "dns name",
+        "address": None,
+        "port": None,
+        "count": 1,
+        "reason": "denied",
+        "dns": True,
+    }
+    assert (row["note"], row["line"], row["command"]) == (
+        "not allowed",
+        "- files.example.com",
+        "corral allow files.example.com",
+    )
+    (sandbox,) = body["sandboxes"]
+    assert (sandbox["denied"], sandbox["asked"], sandbox["asked_unlisted"]) == (1, 2, 1)
+    assert [one["name"] for one in body["rows"][0]["names"]] == []
+    assert world.of.counts()["asked"] == {"demo-0a0b0c0d": 2}
+    assert world.of.counts()["denied"] == {"demo-0a0b0c0d": 1}
+
+
+def test_rows_of_both_kinds_are_asked_for_by_one_number(world: World) -> None:
+    world.of.asked("demo-0a0b0c0d", "c1", "a.example.com", 443, "denied")
+    world.writer.refuse(9)
+    first = asked_of(world)
+    assert (len(first["rows"]), len(first["asked"]), first["next"]) == (1, 1, 2)
+    world.of.asked("demo-0a0b0c0d", "c1", "b.example.com", 443, "denied")
+    second = asked_of(world, after=first["next"])
+    assert (second["rows"], [row["name"] for row in second["asked"]]) == ([], ["b.example.com"])
+    assert asked_of(world, after=second["next"])["asked"] == []
+
+
+def test_a_sandbox_that_only_asked_for_names_is_told_with_its_directory(world: World) -> None:
+    world.of.asked("demo-0a0b0c0d", "c1", "a.example.com", 443, "denied")
+    body = asked_of(world, project="/home/dev/demo")
+    assert [(one["sandbox"], one["project"]) for one in body["sandboxes"]] == [
+        ("demo-0a0b0c0d", "/home/dev/demo")
+    ]
+    assert len(body["asked"]) == 1
+    elsewhere = asked_of(world, project="/elsewhere")
+    assert (elsewhere["asked"], elsewhere["sandboxes"]) == ([], [])
+
+
+def test_the_proxy_is_no_session_whose_policy_has_to_allow_a_name(world: World) -> None:
+    proxy = session("p1", "172.16.0.3", service="proxy", purpose="proxy", declaration=Declaration())
+    world.sessions = [session(), proxy]
+    world.of.asked("demo-0a0b0c0d", "p1", "api.example.com", 8443, "denied")
+    (row,) = asked_of(world)["asked"]
+    assert (row["protocol"], row["session"], row["service"]) == ("proxy", None, "proxy")
+    assert row["note"] == "not allowed on port 8443, only on 443"
+
+
+def test_what_a_check_asked_for_is_in_no_number_of_the_program(world: World) -> None:
+    world.sessions = [session(purpose="verify")]
+    world.of.asked("demo-0a0b0c0d", "c1", "files.example.com", 443, "denied")
+    assert asked_of(world)["sandboxes"][0]["asked"] == 0
+    assert world.of.counts()["asked"] == {"demo-0a0b0c0d": 0}

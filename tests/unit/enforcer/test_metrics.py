@@ -68,6 +68,7 @@ NOW = Now(
     names={"OK": 5, "STALE": 1},
     strangers=0,
     denied={"demo-0a0b0c0d": 77},
+    asked={"demo-0a0b0c0d": 6},
     lookups={"demo-0a0b0c0d": 4},
     lost=0,
 )
@@ -95,6 +96,7 @@ def test_every_number_can_be_read_back() -> None:
     assert samples["corral_docker_reconnects_total", ()] == 2
     assert samples["corral_writer_errors_total", ()] == 5
     assert samples["corral_denied_packets_total", (("sandbox", "demo-0a0b0c0d"),)] == 77
+    assert samples["corral_denied_names_total", (("sandbox", "demo-0a0b0c0d"),)] == 6
     assert samples["corral_dead_resolver_questions_total", (("sandbox", "demo-0a0b0c0d"),)] == 4
     assert types["corral_reconcile_seconds"] == "summary"
 
@@ -106,6 +108,7 @@ def test_the_names_are_an_interface() -> None:
         "corral_build_info",
         "corral_dead_resolver_questions_total",
         "corral_denied_log_lost_total",
+        "corral_denied_names_total",
         "corral_denied_packets_total",
         "corral_docker_reconnects_total",
         "corral_docker_up",
