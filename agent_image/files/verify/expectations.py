@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 OUTSIDE_NAME = "example.com"
+NAME = re.compile("[A-Za-z0-9_.-]{1,253}")
 REQUIRED = frozenset({"uid", "gid", "home", "gateway", "probe"})
 LIMITS = {name: name for name in ("pids", "memory", "cpus", "nofile")}
 OPTIONAL = frozenset(
@@ -31,8 +33,59 @@ OPTIONAL = frozenset(
         "connection",
         "runtime",
         "closed",
+        "proxy",
+        "answered",
     }
 )
+
+
+class Proxy:
+    """What is known of the sandbox's proxy.
+
+    port: of the gateway, where it is asked.
+    denied: a name that exists, and that it may not be asked for.
+    permitted: a (name, port) that it may be asked for, speaking TLS with that name, or None.
+    address: its own, or empty.
+    only: (address, port) pairs that it may reach now, and a session may not.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        _only(body, "port", "denied", "permitted", "address", "only")
+        self.port, self.denied = int(body["port"]), _name(body["denied"])
+        self.permitted = _place(body.get("permitted"))
+        self.address = str(body.get("address", ""))
+        self.only = [(str(address), int(port)) for address, port in body.get("only", [])]
+
+
+class Answered:
+    """What is known of names that are answered at the gateway.
+
+    denied: a name that exists, and that is not answered. permitted: a (name, port) that is, or None.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        _only(body, "denied", "permitted")
+        self.denied = _name(body["denied"])
+        self.permitted = _place(body.get("permitted"))
+
+
+def _only(body: Mapping[str, Any], *known: str) -> None:
+    unknown = sorted(set(body) - set(known))
+    if unknown:
+        raise ValueError(f"this checker does not know: {', '.join(unknown)}")
+
+
+def _name(text: object) -> str:
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        raise ValueError(f"not a name: {text!r}")
+    return text
+
+
+def _place(pair: Any) -> tuple[str, int] | None:
+    if pair is None:
+        return None
+    name, port = pair
+    return _name(name), int(port)
 
 
 class Expectations:
@@ -55,6 +108,8 @@ class Expectations:
     outside_name: a name that exists outside and is not allowed.
     resolvers: addresses that do answer DNS to the host, so that their silence means something.
     closed: addresses that are closed although all public ones are open, or null where they are not.
+    proxy: of a sandbox that has one, else null; here a Proxy.
+    answered: where permitted names are answered, else null; here an Answered.
     profile: the harness's own checks, [{"kind", "target"}]; here pairs.
     runtime: what runs the container, by default "runc"; another one has a kernel of its own.
     connection: "own" (the default), "none" (no network at all) or "host" (the host's, nothing enforced).
@@ -96,6 +151,9 @@ class Expectations:
 
         closed = body.get("closed")
         self.closed = None if closed is None else [str(address) for address in closed]
+        proxy, answered = body.get("proxy"), body.get("answered")
+        self.proxy = None if proxy is None else Proxy(proxy)
+        self.answered = None if answered is None else Answered(answered)
 
     @property
     def mounts(self) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from . import apart, files, identity, limits, mounting, mounts, opened, ownership, reach
+from . import answered, apart, files, identity, limits, mounting, mounts, opened, ownership, proxied, reach
 from .expectations import Expectations
 from .outcome import Failed, Skipped
 from .system import System
@@ -71,6 +71,7 @@ def _network(expected: Expectations) -> list[tuple[str, Check]]:
         *([("only-loopback", apart.only_loopback)] if expected.connection == "none" else []),
         ("unlisted-host-blocked", reach.unlisted_host_blocked),
         *_dns(expected),
+        *(proxied.checks(expected.proxy) if expected.proxy is not None else []),
         ("ipv6-disabled", reach.ipv6_disabled),
         ("no-ipv6-address", reach.no_ipv6_address),
         *((f"pinned-name:{name}", reach.pinned_name(name)) for name in sorted(expected.names)),
@@ -83,6 +84,8 @@ def _network(expected: Expectations) -> list[tuple[str, Check]]:
 
 
 def _dns(expected: Expectations) -> list[tuple[str, Check]]:
+    if expected.answered is not None:
+        return answered.checks(expected.answered)
     if expected.closed is None:
         return [("dns-closed", reach.dns_closed), ("embedded-dns-closed", reach.embedded_dns_closed)]
     return [

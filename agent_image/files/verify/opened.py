@@ -31,12 +31,13 @@ def closed_address(address: str) -> Check:
     """Return a check that an address is refused at once over TCP, and nothing comes back over UDP."""
 
     def check(expected: Expectations, system: System) -> str:
-        return _refused(expected, system, address, HTTPS)
+        return refused(expected, system, address, HTTPS)
 
     return check
 
 
-def _refused(expected: Expectations, system: System, address: str, port: int) -> str:
+def refused(expected: Expectations, system: System, address: str, port: int) -> str:
+    """Return how the fence refuses an address; raise Failed when it does not."""
     reply = system.tcp(address, port)
     if reply.kind in REACHED:
         raise Failed(f"{address}:{port} is reachable")
@@ -51,7 +52,7 @@ def _refused(expected: Expectations, system: System, address: str, port: int) ->
 def host_closed(expected: Expectations, system: System) -> str:
     """The host takes no connection but for its services."""
     ports = [port for port in PORTS if port not in expected.host_services]
-    return "; ".join(_refused(expected, system, expected.gateway, port) for port in ports[:2])
+    return "; ".join(refused(expected, system, expected.gateway, port) for port in ports[:2])
 
 
 def dns_outside_closed(expected: Expectations, system: System) -> str:
@@ -61,7 +62,7 @@ def dns_outside_closed(expected: Expectations, system: System) -> str:
         for server in dict.fromkeys((*expected.resolvers, expected.probe[0]))
         if server != expected.gateway
     ]
-    return "; ".join(_refused(expected, system, server, DNS_PORT) for server in servers[:4])
+    return "; ".join(refused(expected, system, server, DNS_PORT) for server in servers[:4])
 
 
 def public_name(expected: Expectations, system: System) -> str:

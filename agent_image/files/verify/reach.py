@@ -28,7 +28,7 @@ CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
 REACHED = frozenset({"connected", "data", "closed"})
 # Seconds. A relay accepts at once, and closes again when nothing listens behind it.
 LINGER = 0.3
-PEER_PORTS = (8080, 8081, 8765, 443)
+PEER_PORTS = (8080, 8081, 8443, 8765, 443)
 IPV6_CONF = "/proc/sys/net/ipv6/conf"
 IPV6_ADDRESSES = "/proc/net/if_inet6"
 
@@ -119,7 +119,7 @@ def host_service(port: int) -> Check:
     """Return a check that a service of the host is reachable under its name, which is the gateway's."""
 
     def check(expected: Expectations, system: System) -> str:
-        found = _hosts(system).get(HOST_ALIAS, [])
+        found = hosts(system).get(HOST_ALIAS, [])
         if found != [expected.gateway]:
             raise Failed(f"{HOST_ALIAS} is {', '.join(found) or 'unknown'}, not {expected.gateway}")
         reply = system.tcp(expected.gateway, port, linger=LINGER)
@@ -152,7 +152,7 @@ def pinned_name(name: str) -> Check:
     """Return a check that the hosts file has exactly the addresses that are allowed for the name."""
 
     def check(expected: Expectations, system: System) -> str:
-        found = sorted(_hosts(system).get(name.lower(), []))
+        found = sorted(hosts(system).get(name.lower(), []))
         if found != expected.names[name]:
             wanted = ", ".join(expected.names[name]) or "absent"
             raise Failed(f"is {', '.join(found) or 'absent'}, not {wanted}")
@@ -161,7 +161,7 @@ def pinned_name(name: str) -> Check:
     return check
 
 
-def _hosts(system: System) -> dict[str, list[str]]:
+def hosts(system: System) -> dict[str, list[str]]:
     """Return name -> addresses of /etc/hosts; the C library's resolver could hang and is not asked."""
     found: dict[str, list[str]] = {}
     for line in system.read("/etc/hosts").splitlines():

@@ -182,9 +182,15 @@ class System:
         """Connect; with a payload, send it and wait for an answer; else see that it lasts so many seconds."""
         return network.tcp(address, port, payload, linger)
 
-    def udp(self, address: str, port: int, payload: bytes) -> network.Reply:
+    def converse(
+        self, address: str, port: int, first: bytes, then: bytes = b"", wait: float = network.WAIT
+    ) -> tuple[network.Reply, network.Reply | None]:
+        """Say something to an HTTP server, and more when it answers 200 (see ``network.converse``)."""
+        return network.converse(address, port, first, then, wait)
+
+    def udp(self, address: str, port: int, payload: bytes, wait: float = network.WAIT) -> network.Reply:
         """Send one datagram and wait for an answer."""
-        return network.udp(address, port, payload)
+        return network.udp(address, port, payload, wait)
 
     def open_raw(self, family: int, protocol: int) -> None:
         """Open a raw socket."""

@@ -12,7 +12,7 @@ from agent_image.files.verify import attempts
 from agent_image.files.verify.expectations import Expectations
 from agent_image.files.verify.files import ROOT_DIRS
 from agent_image.files.verify.main import judge
-from agent_image.files.verify.network import Reply, query
+from agent_image.files.verify.network import WAIT, Reply, query
 from agent_image.files.verify.ownership import GUARDS
 from agent_image.files.verify.system import System
 
@@ -217,7 +217,13 @@ class Container(System):
         self.lingered[address, port] = linger
         return self.open_tcp.get((address, port), Reply("refused", 0.001, code=errno.ECONNREFUSED))
 
-    def udp(self, address: str, port: int, payload: bytes) -> Reply:
+    def converse(
+        self, address: str, port: int, first: bytes, then: bytes = b"", wait: float = WAIT
+    ) -> tuple[Reply, Reply | None]:
+        """What ``tcp`` says of the place; no HTTP server is there."""
+        return self.tcp(address, port), None
+
+    def udp(self, address: str, port: int, payload: bytes, wait: float = WAIT) -> Reply:
         return self.open_udp.get((address, port), Reply("unreachable", 0.001, code=errno.EHOSTUNREACH))
 
     def open_raw(self, family: int, protocol: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from agent_image.files.entrypoint import gate
 from agent_image.files.verify import main, opened
-from agent_image.files.verify.network import Reply
+from agent_image.files.verify.network import WAIT, Reply
 from tests.unit.agent_image.container import BODY, GATEWAY, PROBE, RESOLVER, Container, expect, outcome
 from tests.unit.agent_image.test_gate import BODY as GATE
 from tests.unit.agent_image.test_gate import RESOLVER as OUTSIDE
@@ -127,10 +127,10 @@ class Opened(Container):
         super().__init__(root)
         self.answered = answer(0, PUBLIC)
 
-    def udp(self, address: str, port: int, payload: bytes) -> Reply:
+    def udp(self, address: str, port: int, payload: bytes, wait: float = WAIT) -> Reply:
         if (address, port) == (EMBEDDED, 53) and (address, port) not in self.open_udp:
             return Reply("data", 0.01, self.answered(payload))
-        return super().udp(address, port, payload)
+        return super().udp(address, port, payload, wait)
 
     def tcp(self, address: str, port: int, payload: bytes = b"", linger: float = 0.0) -> Reply:
         if (address, port) == (EMBEDDED, 53) and (address, port) not in self.open_tcp:

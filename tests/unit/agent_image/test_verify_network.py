@@ -205,3 +205,69 @@ for name in ("all", "default"):
 print(before, addresses(), sorted({(p / "disable_ipv6").read_text().strip() for p in conf.iterdir()}))
 """
     assert in_namespace(script) == "1 0 ['1']"
+
+
+ANSWER = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 3\r\n\r\nno\n"
+
+
+def answering(*pieces: bytes) -> Callable[[socket.socket], object]:
+    """Send one piece for each that is received."""
+
+    def serve(connection: socket.socket) -> None:
+        for piece in pieces:
+            connection.recv(65535)
+            connection.sendall(piece)
+
+    return serve
+
+
+def test_an_answer_of_http_ends_with_its_length() -> None:
+    held = threading.Event()
+    with serving(lambda connection: (answering(ANSWER)(connection), held.wait(5))) as port:
+        reply, after = network.converse("127.0.0.1", port, b"GET /\r\n\r\n", b"more", 5)
+        held.set()
+    assert (reply.kind, reply.data, after) == ("data", ANSWER, None)
+    assert reply.seconds < 4
+    assert network.status_of(reply.data) == 403
+
+
+def test_what_follows_a_200_is_sent_and_its_answer_read() -> None:
+    ok = b"HTTP/1.1 200 Connection established\r\n\r\n"
+    with serving(answering(ok, b"\x15\3\3")) as port:
+        reply, after = network.converse("127.0.0.1", port, b"CONNECT x:1\r\n\r\n", b"hello", 5)
+    assert network.status_of(reply.data) == 200
+    assert after is not None
+    assert (after.kind, after.data) == ("data", b"\x15\3\3")
+    with serving(answering(ok)) as port:
+        _, after = network.converse("127.0.0.1", port, b"CONNECT x:1\r\n\r\n", b"hello", 5)
+    assert after is not None
+    assert after.kind == "closed"
+
+
+@pytest.mark.parametrize(("serve", "kind"), [(lambda _: None, "closed"), (reset, "closed")])
+def test_who_hangs_up_has_not_answered(serve: Callable[[socket.socket], object], kind: str) -> None:
+    with serving(serve) as port:
+        assert network.converse("127.0.0.1", port, b"GET /\r\n\r\n", b"", 5)[0].kind == kind
+
+
+def test_who_says_nothing_is_waited_for_no_longer_than_told() -> None:
+    with listener() as server:
+        reply, _ = network.converse("127.0.0.1", port_of(server), b"GET /\r\n\r\n", b"", WAIT)
+    assert reply.kind == "timeout"
+    assert network.converse("127.0.0.1", port_of_closed(), b"x", b"", WAIT)[0].kind == "refused"
+
+
+def port_of_closed() -> int:
+    with listener() as server:
+        return port_of(server)
+
+
+def test_an_answer_without_an_end_is_read_up_to_a_bound() -> None:
+    with serving(answering(b"x" * 100_000)) as port:
+        reply, _ = network.converse("127.0.0.1", port, b"GET /\r\n\r\n", b"", 5)
+    assert network.MOST <= len(reply.data) < 3 * network.MOST
+
+
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1", b"HTTP/1.1 OK", b"HTTP/1.1 2000 x", b"SSH-2.0-x 200 y"])
+def test_what_is_no_answer_has_no_status(data: bytes) -> None:
+    assert network.status_of(data) == 0
