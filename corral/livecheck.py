@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.checks import Check
-from policy.container import HOST_ALIAS, RESOLVER_PORT
+from policy.container import HOST_ALIAS, resolver_rows
 from policy.declaration import OPEN, Declaration
 
 Row = tuple[str, str, int, str]
@@ -72,9 +72,8 @@ def live_rules(sight: Sight) -> list[str]:
         for service in sight.declaration.host_services
     }
     opened = sight.declaration.mode == OPEN
-    if opened:
-        dns = {(sight.address, proto, RESOLVER_PORT, sight.gateway): "dns" for proto in ("tcp", "udp")}
-        services |= dns
+    if sight.declaration.answered:
+        services |= dict.fromkeys(resolver_rows(sight.address, sight.gateway), "dns")
     if opened != sight.open:
         found.append(
             "egress.mode is open, and the kernel does not hold it"

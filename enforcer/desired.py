@@ -13,7 +13,7 @@ from enforcer import hostsfile, pins
 from enforcer.opendns import Place
 from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
-from policy.container import RESOLVER_PORT
+from policy.container import resolver_rows
 
 Row = tuple[str, str, int, str]
 
@@ -87,9 +87,9 @@ def desired(
             host_rows[row] = comment(session, service.name)
         if session.open:
             open_rows[session.address] = comment(session, "open")
-            for proto in ("tcp", "udp"):
-                row = (session.address, proto, RESOLVER_PORT, str(session.network.gateway))
-                host_rows[row] = comment(session, "dns")
+        if session.declaration.answered:
+            rows = resolver_rows(session.address, str(session.network.gateway))
+            host_rows |= dict.fromkeys(rows, comment(session, "dns"))
     count = Counter(row[0] for row in pin_rows)
     for row, text, end in kept:
         if row not in pin_rows and count[row[0]] < PER_SOURCE:
@@ -106,10 +106,10 @@ def _forever(end: float | None) -> float:
 
 
 def resolvers(sessions: Iterable[Session]) -> list[Place]:
-    """Return where DNS of open sessions is answered, one place for each bridge."""
+    """Return where names are answered and for whom, one place for each bridge."""
     sources: dict[Network, set[str]] = {}
     for session in sessions:
-        if session.open and session.network is not None:
+        if session.answered and session.network is not None:
             sources.setdefault(session.network, set()).add(session.address)
     return [Place(net.bridge, str(net.gateway), frozenset(found)) for net, found in sources.items()]
 

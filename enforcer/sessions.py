@@ -77,7 +77,9 @@ MASKED = frozenset(
 )
 # What the gate of a session tries; see agent_image/files/entrypoint/gate.py.
 GATE = "CORRAL_GATE="
-NOT_ROOTLESS = "egress.mode is open, which needs an engine of the system: a user's own has no gateway to ask"
+NOT_ROOTLESS = (
+    "names are answered at its gateway, which needs an engine of the system: a user's own has none to ask"
+)
 SERVICE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 # Nothing may be mounted over the programs that guard the start, nor over what they read.
 GUARDED = tuple(
@@ -144,6 +146,11 @@ class Session:
     def open(self) -> bool:
         """Whether it may reach all public addresses."""
         return self.declaration.mode == OPEN and not self.problems and self.network is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether its questions for names are answered at its gateway."""
+        return self.declaration.answered and not self.problems and self.network is not None
 
     @property
     def names(self) -> tuple[Name, ...]:
@@ -259,7 +266,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
         gateway=str(network.gateway) if network is not None else "",
         rootless=owner.rootless,
     )
-    if declaration.mode == OPEN and owner.rootless:
+    if declaration.answered and owner.rootless:
         problems.append(NOT_ROOTLESS)
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)

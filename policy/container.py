@@ -40,7 +40,7 @@ DEAD_RESOLVER = "127.0.0.1"
 RESOLVER_OPTIONS = ("timeout:1", "attempts:1")
 HOST_ALIAS = "corral-host"
 # Of the gateway, where questions for names end up that are answered; the kernel's rules say the same.
-RESOLVER_PORT = 10053
+DNS_PORT, RESOLVER_PORT = 53, 10053
 PIDS_LIMIT = 4096
 NOFILE = 16384
 SHM_SIZE = 64 << 20
@@ -146,6 +146,19 @@ class SessionSpec:
     def resolver(self) -> str:
         """Whom Docker's resolver in the container asks."""
         return self.gateway if self.declaration.answered and self.gateway else DEAD_RESOLVER
+
+
+def resolver_rows(address: str, gateway: str) -> frozenset[tuple[str, str, int, str]]:
+    """Return the kernel's elements of a session whose names are answered.
+
+    Each is (source, protocol, port, destination). Those from the session to itself open nothing; they say
+    whose questions are led to ``RESOLVER_PORT``.
+    """
+    return frozenset(
+        row
+        for proto in ("tcp", "udp")
+        for row in ((address, proto, DNS_PORT, address), (address, proto, RESOLVER_PORT, gateway))
+    )
 
 
 def user(uid: int, gid: int, *, rootless: bool) -> str:

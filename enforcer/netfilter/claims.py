@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
+from enforcer.netfilter import opening
 from enforcer.netfilter.model import Element, SandboxRequest, refuse_destination
 
 
@@ -125,7 +126,7 @@ def vet(
         problem = source_problem(claims, uid, element.src)
         if problem is None:
             claim = owner_of(claims, element.src)
-            if claim is not None and element.dst == str(claim.gateway):
+            if claim is not None and (element.dst == str(claim.gateway) or opening.asks(element)):
                 good_host[element] = comment
                 continue
             problem = f"{element.dst} is not the gateway of {element.src}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, collapse_addresses, summarize_address_range
 from typing import Any
 
-from enforcer.netfilter.model import ABSOLUTE, NEVER
+from enforcer.netfilter.model import ABSOLUTE, NEVER, Element
 
 OPEN, CLOSED = "open", "closed"
 OUT, BACK = "open_out", "open_back"
@@ -90,9 +90,18 @@ def rules_back(permitted: Iterable[IPv4Network], mark: int) -> list[tuple[str, s
 
 
 def question(iface: str, mark: int) -> tuple[str, str]:
-    """Return the rule that marks a question to the gateway's port 53; what carries the bit is redirected."""
-    what = f"ip saddr @{OPEN} ip daddr @gateways {_TRANSPORT} th dport {DNS_PORT}"
+    """Return the rule that marks a question to the gateway's port 53; of those, ``asks`` are redirected."""
+    what = f"ip daddr @gateways {_TRANSPORT} th dport {DNS_PORT}"
     return f'iifname "{iface}*" {what}', f"meta mark set meta mark | {mark:#x}"
+
+
+def asks(element: Element) -> bool:
+    """Say whether an element for the host lets its source ask for names at port 53 of its gateway.
+
+    It leads from the source to itself, where no packet ever goes through the host: it opens no port, neither
+    here nor, while the redirection is missing, of a name server of this host's.
+    """
+    return element.src == element.dst and element.port == DNS_PORT
 
 
 def sets(closed: Iterable[str], timeout: int, size: int) -> list[str]:

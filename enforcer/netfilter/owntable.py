@@ -41,6 +41,7 @@ PASSING, RECORD, REFUSE, OUT, IN, INPUT = (
 )
 
 _THERE = "ip saddr . meta l4proto . th dport . ip daddr"
+_ASKS = "ip saddr . meta l4proto . th dport . ip saddr"
 _BACK = "ip daddr . meta l4proto . th sport . ip saddr"
 # The first two bytes of an ICMP message are its type and code, where other protocols have a port.
 _ICMP = "ip saddr . meta l4proto . th sport . ip daddr"
@@ -80,7 +81,7 @@ def chains(skeleton: Skeleton) -> tuple[Chain, ...]:
     marked = f"meta mark & {mark} != 0"
     # The bit alone says nothing.
     going, coming = f"ip saddr @{opening.OPEN} {marked}", f"ip daddr @{opening.OPEN} {marked}"
-    asked = f"{mine} {going} {_PORTS} th dport {opening.DNS_PORT}"
+    asked = f"{mine} {marked} {_PORTS} th dport {opening.DNS_PORT} {_ASKS} @{SETS[HOST]}"
     return (
         chain(PASSING, [("", f"meta mark set meta mark | {mark}"), ("", "accept")]),
         chain(

@@ -241,7 +241,7 @@ class Skeleton:
         user = rules(DOCKER_USER, [(f"-i {IFACE}+", f"-j {OUT}"), (f"-o {IFACE}+", f"-j {IN}")])
         host = rules("INPUT", [(f"-i {IFACE}+", f"-j {INPUT}")])
         nat = rules("POSTROUTING", [(f"! -o {IFACE}+ -m mark --mark {bits}", "-j MASQUERADE")])
-        asked = f"--dport {opening.DNS_PORT} -m set --match-set {OPENED} src -m mark --mark {bits}"
+        asked = f"--dport {opening.DNS_PORT} -m set --match-set {HOST} src,dst,src -m mark --mark {bits}"
         resolver = rules(
             "PREROUTING",
             [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enforcer.netfilter.detect import OWN
+from enforcer.netfilter.detect import LEGACY, OWN
 from enforcer.netfilter.ipsets import Sets
 from enforcer.netfilter.kernel import RealKernel
 from enforcer.netfilter.model import HALF, PROTOCOL_VERSION, Element
@@ -246,10 +246,14 @@ def test_nothing_opens_while_the_rules_do_not_stand(hosts: Hosts, writer: Writer
     assert list(writer.kernel.opened()) == [INSIDE]
 
 
-def test_questions_to_the_gateway_are_led_to_the_service(hosts: Hosts, writer: Writer) -> None:
+@pytest.mark.parametrize("sources", [(INSIDE,), ()], ids=["open", "answered"])
+def test_questions_to_the_gateway_are_led_to_the_service(
+    hosts: Hosts, writer: Writer, sources: tuple[str, ...]
+) -> None:
     hosts.serve(None, RESOLVER_PORT, 53)
+    led = tuple(Element(INSIDE, proto, 53, INSIDE) for proto in ("tcp", "udp"))
     dns = tuple(Element(INSIDE, proto, RESOLVER_PORT, GATEWAY) for proto in ("tcp", "udp"))
-    opened(writer, INSIDE, host=dns)
+    opened(writer, *sources, host=(*led, *dns))
     assert hosts.connect(GATEWAY, 53) == "open"
     asked = """
 import socket, sys
@@ -263,6 +267,29 @@ except OSError as error: print(type(error).__name__)
     assert hosts.connect(GATEWAY, 53, "two").startswith("refused")
     assert hosts.connect(UPLINK, 53).startswith("refused")
     assert hosts.python("two", asked, GATEWAY) != "question"
+
+
+def test_who_may_ask_opens_no_port_of_this_host_while_the_redirection_is_missing(
+    hosts: Hosts, writer: Writer
+) -> None:
+    if hosts.driver == OWN:
+        pytest.skip("there it is in the table that decides")
+    hosts.serve(None, RESOLVER_PORT, 53)
+    led = tuple(Element(INSIDE, proto, 53, INSIDE) for proto in ("tcp", "udp"))
+    opened(writer, host=(*led, Element(INSIDE, "tcp", RESOLVER_PORT, GATEWAY)))
+    assert hosts.connect(GATEWAY, 53) == "open"
+    tool = "iptables-legacy" if hosts.driver == LEGACY else "iptables-nft"
+    sh(f"{tool} -t nat -F PREROUTING")
+    assert hosts.connect(GATEWAY, 53).startswith("refused")
+    assert hosts.connect(GATEWAY, RESOLVER_PORT) == "open"
+
+
+def test_a_service_of_the_host_on_the_port_of_names_is_reached_by_who_has_no_names(
+    hosts: Hosts, writer: Writer
+) -> None:
+    hosts.serve(None, 53)
+    opened(writer, host=(Element(INSIDE, "tcp", 53, GATEWAY),))
+    assert hosts.connect(GATEWAY, 53) == "open"
 
 
 def test_a_range_that_root_permits_is_open_and_metadata_is_not(hosts: Hosts) -> None:

@@ -48,7 +48,7 @@ CHAINS = {
     "filter CORRAL-DENY": "The one way to be refused: counted, logged, and told at once.",
     "filter CORRAL-LOG": "One line of `corral denied`.",
     "nat POSTROUTING": "Networks of sandboxes have no masquerade of Docker's.",
-    "nat PREROUTING": "Where an open sandbox asks for names.",
+    "nat PREROUTING": "Where sandboxes ask for names that may.",
     "filter6 INPUT": "Sandboxes have no IPv6. Should a bridge get some, nothing of it is answered.",
     "filter6 FORWARD": "The same for what is forwarded; Docker has no IPv6 chain of the user's on every version.",
     "filter6 CORRAL-DENY6": "Refused and not only dropped, so that programs fall back to IPv4 at once.",
@@ -120,8 +120,8 @@ REASONS: dict[str, dict[str, str]] = {
         f"! -o corral-+ -m mark --mark {BITS} -j MASQUERADE": "Only what passed gets the host's address; what did not would leave with one that nobody answers.",
     },
     "nat PREROUTING": {
-        f"-i corral-+ -p udp -m udp --dport 53 -m set --match-set corral-open src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "Docker's resolver in the container asks port 53, which no ordinary user's service can bind. `question` marked it.",
-        f"-i corral-+ -p tcp -m tcp --dport 53 -m set --match-set corral-open src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "The same over TCP.",
+        f"-i corral-+ -p udp -m udp --dport 53 -m set --match-set corral-host src,dst,src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "Docker's resolver in the container asks port 53, which no ordinary user's service can bind. `question` marked it; who may ask has an element that leads from itself to itself, and so opens no port.",
+        f"-i corral-+ -p tcp -m tcp --dport 53 -m set --match-set corral-host src,dst,src -m mark --mark {BITS} -j REDIRECT --to-ports 10053": "The same over TCP.",
     },
     "filter6 INPUT": {
         "-i corral-+ -j CORRAL-DENY6": "Link-local addresses of the host included.",
@@ -142,7 +142,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "nft question": {
         f"{MINE} meta mark set meta mark & 0xffffefff": "Whatever restored a packet mark by now.",
-        f"{MINE} ip saddr @open ip daddr @gateways meta l4proto {{ tcp, udp }} th dport 53 meta mark set meta mark | 0x00001000": "A question for a name from an open sandbox: `PREROUTING` leads it to the service. The bit is cleared again before `INPUT`.",
+        f"{MINE} ip daddr @gateways meta l4proto {{ tcp, udp }} th dport 53 meta mark set meta mark | 0x00001000": "A question for a name: `PREROUTING` leads it to the service if its source may ask. The bit is cleared again before `INPUT`.",
     },
     "nft open_out": {
         f"ip daddr {{ {NEVER} }} return": "Closed for everybody, as a constant: there is no set whose loss could open them.",
