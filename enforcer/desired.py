@@ -109,7 +109,7 @@ def resolvers(sessions: Iterable[Session]) -> list[Place]:
     """Return where names are answered and for whom, one place for each bridge."""
     sources: dict[Network, set[str]] = {}
     for session in sessions:
-        if session.answered and session.network is not None:
+        if session.asks and session.network is not None:
             sources.setdefault(session.network, set()).add(session.address)
     return [Place(net.bridge, str(net.gateway), frozenset(found)) for net, found in sources.items()]
 

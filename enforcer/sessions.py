@@ -148,8 +148,8 @@ class Session:
         return self.declaration.mode == OPEN and not self.problems and self.network is not None
 
     @property
-    def answered(self) -> bool:
-        """Whether its questions for names are answered at its gateway."""
+    def asks(self) -> bool:
+        """Whether its questions for names are answered at its gateway: any, or those of its policy."""
         return self.declaration.answered and not self.problems and self.network is not None
 
     @property
