@@ -96,11 +96,13 @@ def create_hosts_file(path: Path, content: bytes) -> None:
     hostsfile.create(path, content)
 
 
-def render_hosts_file(hostname: str, address: str, gateway: str, names: Iterable[str]) -> bytes:
+def render_hosts_file(
+    hostname: str, address: str, gateway: str, names: Iterable[str], *, proxied: bool = False
+) -> bytes:
     """Return a hosts file without any pin, as long as it will ever be; see hostsfile.render."""
     from enforcer import hostsfile
 
-    return hostsfile.render(hostname, address, gateway, names)
+    return hostsfile.render(hostname, address, gateway, names, proxied=proxied)
 
 
 class _Connection(http.client.HTTPConnection):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite
+from types import MappingProxyType
 
 from enforcer import hostsfile, pins
+from enforcer.granting import Opened
 from enforcer.opendns import Place
 from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
+from policy import proxying
 from policy.container import resolver_rows
 
 Row = tuple[str, str, int, str]
 
 ENDING = 5  # seconds
 PER_SOURCE = 1024  # what the writer takes for one container
+ALTOGETHER = 65536  # and for all of a user's
+NOTHING: Mapping[str, Iterable[Opened]] = MappingProxyType({})
 _ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 
 
@@ -57,15 +62,18 @@ def comment(session: Session, what: str) -> str:
 
 
 def desired(
-    sessions: Iterable[Session],
+    sessions: Collection[Session],
     networks: Iterable[Network],
     allowed: Mapping[str, Mapping[str, tuple[pins.Grant, ...]]],
     kept: Iterable[tuple[Row, str, float | None]] = (),
+    opened: Mapping[str, Iterable[Opened]] = NOTHING,
 ) -> Ruleset:
     """Return what the kernel should hold.
 
     A session with problems contributes nothing. ``kept`` are elements that stand already and whose name has
-    not been asked since this service started: a restart takes nothing away before it knows better.
+    not been asked since this service started: a restart takes nothing away before it knows better. ``opened``
+    maps containers to what was opened on demand, the most wanted first. Pins come before both: what the
+    writer would refuse, of one container or altogether, it refuses with all the rest.
     """
     pin_rows: dict[Row, str] = {}
     host_rows: dict[Row, str] = {}
@@ -82,23 +90,40 @@ def desired(
                     # Names that share an address keep it as long as the last of them.
                     ends[row] = max(_forever(until.get(port)), ends.get(row, 0.0))
                     pin_rows.setdefault(row, comment(session, name))
-        for service in session.declaration.host_services:
-            row = (session.address, "tcp", service.port, str(session.network.gateway))
-            host_rows[row] = comment(session, service.name)
+        host_rows |= _host_rows(session, str(session.network.gateway))
         if session.open:
             open_rows[session.address] = comment(session, "open")
-        if session.declaration.answered:
-            rows = resolver_rows(session.address, str(session.network.gateway))
-            host_rows |= dict.fromkeys(rows, comment(session, "dns"))
     count = Counter(row[0] for row in pin_rows)
-    for row, text, end in kept:
-        if row not in pin_rows and count[row[0]] < PER_SOURCE:
-            pin_rows[row], ends[row] = text, _forever(end)
+
+    def add(row: Row, text: str, end: float) -> None:
+        if row in pin_rows:
+            ends[row] = max(end, ends[row])
+        elif count[row[0]] < PER_SOURCE and len(pin_rows) < ALTOGETHER:
+            pin_rows[row], ends[row] = text, end
             count[row[0]] += 1
+
+    for row, text, until_then in kept:
+        if row not in pin_rows:
+            add(row, text, _forever(until_then))
+    for session in sessions:
+        if not session.problems and session.network is not None:
+            for door in opened.get(session.container, ()):
+                row = (session.address, "tcp", door.port, door.address)
+                add(row, comment(session, door.name), door.end)
     # A network that differs from corral's own is claimed all the same: its gateway stays closed to others.
     ends = {row: end for row, end in ends.items() if isfinite(end)}
     boxes = tuple(sorted(networks, key=lambda net: net.bridge))
     return Ruleset(boxes, pin_rows, host_rows, ends, open_rows)
+
+
+def _host_rows(session: Session, gateway: str) -> dict[Row, str]:
+    services = [("tcp", service.port, service.name) for service in session.declaration.host_services]
+    if session.proxied:
+        services.append(("tcp", proxying.PORT, proxying.ALIAS))
+    rows = {(session.address, proto, port, gateway): comment(session, name) for proto, port, name in services}
+    if session.asks:
+        rows |= dict.fromkeys(resolver_rows(session.address, gateway), comment(session, "dns"))
+    return rows
 
 
 def _forever(end: float | None) -> float:
@@ -173,7 +198,9 @@ def hosts_content(session: Session, published: Mapping[str, Iterable[str]]) -> b
     """Return the hosts file of a session."""
     gateway = str(session.network.gateway) if session.network is not None else "127.0.0.1"
     declared, later = session.overrides.places(session.declaration)
-    return hostsfile.render(session.hostname, session.address, gateway, declared, published, later)
+    return hostsfile.render(
+        session.hostname, session.address, gateway, declared, published, later, proxied=session.proxied
+    )
 
 
 def live(rows: Iterable[Row], sessions: Iterable[Session]) -> dict[str, frozenset[tuple[str, int]]]:

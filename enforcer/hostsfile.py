@@ -19,6 +19,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from enforcer.pinmodel import address_order
+from policy import proxying
 from policy.errors import EnforcerError
 
 # glibc returns only the first line of a name without it.
@@ -38,6 +39,8 @@ def render(
     names: Iterable[str],
     published: Mapping[str, Iterable[str]] | None = None,
     later: Iterable[str] = (),
+    *,
+    proxied: bool = False,
 ) -> bytes:
     """Return the whole file; its length depends on ``hostname``, ``names`` and ``later`` only.
 
@@ -49,6 +52,7 @@ def render(
         published: name -> addresses; a name that is missing has none. At most 16 a name.
         later: names that came since the file was created, oldest first. They move nothing that stands before
             them, so that a reader never sees half of another layout.
+        proxied: whether the sandbox's proxy is reached at the gateway, as ``proxy``.
 
     Raises:
         ValueError: a name or an address that does not belong into a hosts file, a published name that is not
@@ -57,7 +61,7 @@ def render(
     first = tuple(dict.fromkeys(names))
     own = tuple(dict.fromkeys((*first, *later)))
     published = published or {}
-    reserved = {"localhost", HOST_ALIAS, hostname}
+    reserved = {"localhost", HOST_ALIAS, proxying.ALIAS, hostname}
     if stray := published.keys() - set(own):
         raise ValueError(f"published but not in the policy: {', '.join(sorted(stray))}")
     for name in (hostname, *own):
@@ -70,8 +74,9 @@ def render(
         _line(width, "127.0.0.1", "localhost"),
         _line(width, str(IPv4Address(address)), hostname),
         _line(width, str(IPv4Address(gateway)), HOST_ALIAS),
+        _line(width, str(IPv4Address(gateway)), proxying.ALIAS) if proxied else _line(width, "#", ""),
         # Runs start at multiples of their size: inside one of the 4096-byte blocks that readers take.
-        *[_line(width, "#", "")] * (SLOTS - 3),
+        *[_line(width, "#", "")] * (SLOTS - 4),
     ]
     size = width * len(lines)
     for name in own:

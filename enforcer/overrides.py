@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from policy import savedfile
-from policy.declaration import Declaration, Name
+from policy.declaration import ANSWER, PROXY, Declaration, Name, Pattern
 from policy.errors import EnforcerError
 from policy.hosts import HostError, parse_host
+from policy.patterns import is_regex, parse_pattern
 
 LONGEST = 30 * 86400.0  # seconds
 MAX_GRANTS = 64
 MAX_PORTS = 64
+MAX_DENIED = 1024
 VERSION = 1
+# With patterns in it, which what reads version 1 alone does not know: it then opens nothing, as it must.
+WITH_PATTERNS = 2
 _IDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 Ports = Mapping[int, float | None]
@@ -34,16 +38,20 @@ Ports = Mapping[int, float | None]
 class Overrides:
     """``granted``: name -> port -> when it ends (the service's clock; None: with the container).
 
-    ``denied``: declared names that were taken back. ``listed``: every name that was ever granted, in order:
-    the hosts file keeps their places.
+    ``denied``: declared names and patterns that were taken back, and names that a pattern would match.
+    ``listed``: every name that was ever granted, in order: the hosts file keeps their places. ``patterns``:
+    what may be asked for and is not pinned, like ``granted``: zones, expressions, names of mode proxy.
     """
 
     granted: Mapping[str, Ports] = field(default_factory=dict)
     denied: frozenset[str] = frozenset()
     listed: tuple[str, ...] = ()
+    patterns: Mapping[str, Ports] = field(default_factory=dict)
 
     def names(self, declaration: Declaration) -> tuple[Name, ...]:
-        """Return what the container may reach: declared and not denied, and granted."""
+        """Return what is pinned for the container: declared and not denied, and granted."""
+        if declaration.mode == PROXY:
+            return ()
         found = {name.host: name for name in declaration.names if name.host not in self.denied}
         for host, ports in self.granted.items():
             known = found.get(host)
@@ -53,6 +61,27 @@ class Overrides:
                 merged = tuple(sorted({*known.ports, *ports}))
                 found[host] = known.model_copy(update={"ports": merged})
         return tuple(found.values())
+
+    def asked(self, declaration: Declaration) -> tuple[tuple[Pattern, float], ...]:
+        """Return what the container may ask for, of a proxy or the answerer, and when that ends.
+
+        What was taken back is left out; a single name that was is refused by ``taken``.
+        """
+        if not asks(declaration):
+            return ()
+        forever = float("inf")
+        found = [(pattern, forever) for pattern in declaration.patterns if pattern.host not in self.denied]
+        for granted in (self.granted, self.patterns):
+            found += [
+                (Pattern(host=host, ports=(port,)), forever if until is None else until)
+                for host, ports in granted.items()
+                for port, until in ports.items()
+            ]
+        return tuple(found)
+
+    def taken(self, name: str) -> bool:
+        """Tell whether a name was taken back: then only what was granted by this very name opens it."""
+        return name in self.denied
 
     def places(self, declaration: Declaration) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the hosts file: declared ones, and those that came later."""
@@ -75,25 +104,34 @@ class Overrides:
         Raises:
             EnforcerError: more than one container may be granted.
         """
-        old = self.granted.get(host, {})
-        merged = dict(old)
-        for port in ports:
-            known = old.get(port, 0.0)
-            merged[port] = None if until is None or known is None else max(until, known)
-        granted = {**self.granted, host: merged}
+        granted = {**self.granted, host: _merged(self.granted.get(host, {}), ports, until)}
         listed = self.listed if host in self.listed else (*self.listed, host)
-        if len(listed) > MAX_GRANTS or len(merged) > MAX_PORTS:
-            raise EnforcerError(
-                f"one session can be granted {MAX_GRANTS} names of {MAX_PORTS} ports, and no more",
-                "list what it needs in corral.yaml and start a new session",
-            )
+        _bound(len(listed), granted[host])
         return replace(self, granted=granted, listed=listed)
 
-    def deny(self, host: str, declaration: Declaration) -> Overrides:
-        """Return this with ``host`` taken back, whoever gave it."""
-        declared = any(name.host == host for name in declaration.names)
+    def allow_asking(self, text: str, ports: tuple[int, ...], until: float | None) -> Overrides:
+        """Return this with a pattern, or a name that is not pinned, granted; like ``allow``."""
+        patterns = {**self.patterns, text: _merged(self.patterns.get(text, {}), ports, until)}
+        _bound(len(patterns), patterns[text])
+        return replace(self, patterns=patterns)
+
+    def deny(self, host: str, declaration: Declaration, matched: bool = False) -> Overrides:
+        """Return this with a name or a pattern taken back, whoever gave it.
+
+        ``matched``: a pattern that stays would open the name all the same.
+        """
+        declared = host in {entry.host for entry in declaration.names} | {
+            p.host for p in declaration.patterns
+        }
         granted = {name: ports for name, ports in self.granted.items() if name != host}
-        return replace(self, granted=granted, denied=self.denied | ({host} if declared else set()))
+        patterns = {text: ports for text, ports in self.patterns.items() if text != host}
+        denied = self.denied | ({host} if declared or matched else set())
+        if len(denied) > MAX_DENIED:
+            raise EnforcerError(
+                f"more than {MAX_DENIED} names were taken back from one session",
+                "deny the pattern, or end it",
+            )
+        return replace(self, granted=granted, patterns=patterns, denied=denied)
 
     def opens(self, before: Overrides, declaration: Declaration) -> bool:
         """Tell whether this lets a container reach anything that ``before`` does not, or for longer."""
@@ -104,6 +142,10 @@ class Overrides:
             for host, port in found:
                 until = overrides.ends(host, declaration).get(port)
                 found[host, port] = forever if until is None else until
+            for pattern, until in overrides.asked(declaration):
+                for port in pattern.ports:
+                    key = (f"asked for: {pattern.host}", port)
+                    found[key] = max(until, found.get(key, 0.0))
             return found
 
         old = reach(before)
@@ -111,21 +153,58 @@ class Overrides:
 
     def at(self, now: float) -> Overrides:
         """Return this without what has ended; itself when nothing has."""
-        left = {
-            host: {port: until for port, until in ports.items() if until is None or until > now}
-            for host, ports in self.granted.items()
-        }
-        left = {host: ports for host, ports in left.items() if ports}
-        return self if left == self.granted else replace(self, granted=left)
+        granted, patterns = _left(self.granted, now), _left(self.patterns, now)
+        if granted == self.granted and patterns == self.patterns:
+            return self
+        return replace(self, granted=granted, patterns=patterns)
+
+
+def asks(declaration: Declaration) -> bool:
+    """Tell whether a container can ask for names: of its sandbox's proxy, or of the answerer."""
+    return declaration.proxied or declaration.dns == ANSWER
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether an entry stands for many names."""
+    return text.startswith("*.") or is_regex(text)
+
+
+def _merged(old: Ports, ports: tuple[int, ...], until: float | None) -> dict[int, float | None]:
+    merged = dict(old)
+    for port in ports:
+        known = old.get(port, 0.0)
+        merged[port] = None if until is None or known is None else max(until, known)
+    return merged
+
+
+def _bound(names: int, ports: Ports) -> None:
+    if names > MAX_GRANTS or len(ports) > MAX_PORTS:
+        raise EnforcerError(
+            f"one session can be granted {MAX_GRANTS} names of {MAX_PORTS} ports, and no more",
+            "list what it needs in corral.yaml and start a new session",
+        )
+
+
+def _left(granted: Mapping[str, Ports], now: float) -> dict[str, Ports]:
+    found = {
+        host: {port: until for port, until in ports.items() if until is None or until > now}
+        for host, ports in granted.items()
+    }
+    return {host: ports for host, ports in found.items() if ports}
 
 
 def dump(overrides: Overrides, now: float, wall: float) -> str:
     """Return the saved form; ``now`` is the service's clock and ``wall`` the time of day at this moment."""
-    granted = {
-        host: {str(port): None if until is None else until - now + wall for port, until in ports.items()}
-        for host, ports in overrides.granted.items()
-    }
-    body = {"version": VERSION, "wall": wall, "granted": granted}
+
+    def timed(granted: Mapping[str, Ports]) -> dict[str, dict[str, float | None]]:
+        return {
+            host: {str(port): None if until is None else until - now + wall for port, until in ports.items()}
+            for host, ports in granted.items()
+        }
+
+    body: dict[str, Any] = {"version": VERSION, "wall": wall, "granted": timed(overrides.granted)}
+    if overrides.patterns or any(map(is_pattern, overrides.denied)):
+        body |= {"version": WITH_PATTERNS, "patterns": timed(overrides.patterns)}
     return json.dumps({**body, "denied": sorted(overrides.denied), "listed": list(overrides.listed)})
 
 
@@ -137,8 +216,9 @@ def parse(text: str, now: float, wall: float) -> Overrides:
     """
     body = savedfile.parse(text)
     try:
-        if body["version"] != VERSION:
-            raise ValueError(f"it has version {body['version']!r}, not {VERSION}")
+        if body["version"] not in (VERSION, WITH_PATTERNS):
+            raise ValueError(f"it has version {body['version']!r}, not {VERSION} or {WITH_PATTERNS}")
+        wide = body["version"] == WITH_PATTERNS
         saved = float(body["wall"])
         if not math.isfinite(saved):
             raise ValueError(f"it is damaged: {saved} is not a time")
@@ -154,20 +234,33 @@ def parse(text: str, now: float, wall: float) -> Overrides:
             _host(host): {_port(port): until(value) for port, value in ports.items()}
             for host, ports in body["granted"].items()
         }
-        denied = frozenset(_host(host) for host in body["denied"])
+        patterns = {
+            _pattern(text): {_port(port): until(value) for port, value in ports.items()}
+            for text, ports in (body["patterns"] if wide else {}).items()
+        }
+        denied = frozenset((_pattern if wide else _host)(host) for host in body["denied"])
         listed = tuple(dict.fromkeys(_host(host) for host in body["listed"]))
     except (KeyError, TypeError, AttributeError, OverflowError, HostError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
-    if len(listed) > MAX_GRANTS or any(len(ports) > MAX_PORTS for ports in granted.values()):
+    if max(len(listed), len(patterns)) > MAX_GRANTS or any(
+        len(ports) > MAX_PORTS for ports in (*granted.values(), *patterns.values())
+    ):
         raise ValueError("it is damaged: it grants more than one session can have")
     if not granted.keys() <= set(listed):
         raise ValueError("it is damaged: a granted name has no place")
-    return Overrides(granted, denied, listed).at(now)
+    return Overrides(granted, denied, listed, patterns).at(now)
 
 
 def _host(text: Any) -> str:
     if not isinstance(text, str) or parse_host(text, force=True) != text:
         raise ValueError(f"it is damaged: {text!r} is not a name")
+    return text
+
+
+def _pattern(text: Any) -> str:
+    if not isinstance(text, str) or not is_pattern(text):
+        return _host(text)
+    parse_pattern(text, force=True)
     return text
 
 

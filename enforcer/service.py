@@ -22,9 +22,11 @@ from enforcer.api import Api
 from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
+from enforcer.doors import Doors
 from enforcer.engine import DockerEngine, Engine
 from enforcer.host import boot_clock, notify, watch_network
 from enforcer.leftovers import Leftovers
+from enforcer.lookups import Lookups
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
 from enforcer.openside import OpenSide
@@ -91,6 +93,8 @@ class Service:
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
         names = self.names  # its state is another one after each event
+        self.lookups = Lookups(names.ask, clock)
+        self.doors = Doors(self.tracker.sessions.get, self._dirty.set, self.until, clock)
         self.open = OpenSide(names.ask, lambda text: names.state.vetting.check(text), clock, self.denials)  # noqa: PLW0108
         self._leftovers = Leftovers(
             lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
@@ -121,6 +125,7 @@ class Service:
             watcher.stop()
             unwatch()
             self.open.close()
+            self.lookups.close()
             for task in list(self._tasks):
                 task.cancel()
             api.close()
@@ -135,6 +140,7 @@ class Service:
             self.names.tick_forever(),
             self._reconcile_forever(),
             self._renew_forever(),
+            self.doors.forever(),
             self.tracker.expire_forever(),
         ):
             self._spawn(work)
@@ -228,6 +234,7 @@ class Service:
                     log.error("%s", error.render())
                 self.errors["writer"] = error.message
                 self.shown = {}
+                self.doors.unsure()
                 self._retry()
             await self._notify_all()
 
@@ -239,13 +246,21 @@ class Service:
 
     async def _apply(self) -> None:
         self.denials.notice()
+        first = self.held is None
         if self.held is None:
             self.held = await asyncio.to_thread(self._writer.read)
         # One moment, whatever moves meanwhile: what is published has to come from what the rules come from.
         sessions, state, previous = list(self.tracker.sessions.values()), self.names.state, self.held
+
+        def vet(text: str) -> bool:
+            return bool(state.vetting.check(text))
+
+        if first:
+            self.doors.adopt(previous.pins, sessions, vet)
+        mark, opened = self.doors.wanted(sessions, vet)
         untried = {ident: frozenset(pins.readiness(state, ident).pending) for ident in state.containers}
-        kept = desired.keep(previous.pins, sessions, untried, lambda text: bool(state.vetting.check(text)))
-        rules = desired.desired(sessions, self.tracker.networks.values(), pins.allowed(state), kept)
+        kept = desired.keep(previous.pins, sessions, untried, vet)
+        rules = desired.desired(sessions, self.tracker.networks.values(), pins.allowed(state), kept, opened)
         # Killed from here on, the next service knows what the kernel may hold and the hosts files may say.
         self.names.save()
         # What leaves a hosts file leaves it before the kernel; what enters it enters the kernel first.
@@ -265,6 +280,7 @@ class Service:
         if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
             # A repair is under way; what could not be added meanwhile is asked for again.
             self._retry()
+        self.doors.wrote(mark, rules.pins.keys(), rules.ends, self.held)
         done = self._publish(sessions, state, rows_of(self.held.pins))
         host = rows_of(self.held.host)
         self.shown = {
@@ -329,6 +345,7 @@ class Service:
             moved = entry.packets > before.get((entry.src, entry.dst, entry.port), entry.packets)
             if moved and entry.src in by_address:
                 self.names.step(pins.InUse(by_address[entry.src], entry.dst))
+                self.doors.used(by_address[entry.src], entry.dst, entry.port)
 
     # -- the API
 

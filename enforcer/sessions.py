@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from enforcer.overrides import Overrides
+from policy import proxying
 from policy.container import (
     ENTRYPOINT,
     HOSTS_TARGET,
@@ -30,6 +31,8 @@ from policy.container import (
     user,
 )
 from policy.declaration import (
+    ALLOWLIST,
+    ANSWER,
     LABEL_EGRESS,
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -151,6 +154,23 @@ class Session:
     def asks(self) -> bool:
         """Whether its questions for names are answered at its gateway: any, or those of its policy."""
         return self.declaration.answered and not self.problems and self.network is not None
+
+    @property
+    def proxy(self) -> bool:
+        """Whether it is a sandbox's proxy."""
+        return self.service == proxying.SERVICE and not self.problems and self.network is not None
+
+    @property
+    def proxied(self) -> bool:
+        """Whether it may ask its sandbox's proxy for names."""
+        asks = self.declaration.proxied and self.service != proxying.SERVICE
+        return asks and not self.problems and self.network is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether names that its policy means are answered at its gateway."""
+        asks = self.declaration.dns == ANSWER and self.declaration.mode == ALLOWLIST
+        return asks and not self.problems and self.network is not None
 
     @property
     def names(self) -> tuple[Name, ...]:
