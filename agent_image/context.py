@@ -34,6 +34,7 @@ from agent_image.spec import ImageSpec
 from policy.container import ENTRYPOINT
 from policy.errors import CorralError, PolicyError
 from policy.problems import show
+from policy.proxying import PROGRAM
 from policy.records import dataclass
 
 LABEL_INPUTS = "io.corral.inputs"
@@ -75,6 +76,7 @@ def files(spec: ImageSpec) -> tuple[ContextFile, ...]:
     baked = {
         ENTRYPOINT: (executable("entrypoint"), 0o755),
         CHECKER: (executable("verify"), 0o755),
+        PROGRAM: (executable("proxy"), 0o755),
         "/etc/host.conf": (HOST_CONF, 0o644),
     }
     if spec.pip_index:

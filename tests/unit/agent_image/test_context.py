@@ -37,6 +37,7 @@ def test_context_has_these_files_with_these_modes(tmp_path: Path) -> None:
         "root/usr/local": "0o755",
         "root/usr/local/bin": "0o755",
         "root/usr/local/bin/corral-entrypoint": "0o755",
+        "root/usr/local/bin/corral-proxy": "0o755",
         "root/usr/local/bin/corral-verify": "0o755",
     }
 
@@ -166,7 +167,8 @@ def test_pip_is_told_its_index() -> None:
 
 
 def test_corrals_own_files_cannot_be_baked_over() -> None:
-    for path in ("/usr/local/bin/corral-entrypoint", "/usr/local/bin/corral-verify", "/etc/host.conf"):
+    programs = [f"/usr/local/bin/corral-{name}" for name in ("entrypoint", "verify", "proxy")]
+    for path in (*programs, "/etc/host.conf"):
         with pytest.raises(PolicyError, match="corral's own"):
             files(opencode(baked_files=(BakedFile(path),)))
 
