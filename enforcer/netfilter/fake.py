@@ -110,6 +110,9 @@ class FakeKernel:
         self._call()
         return plan(skeleton, self.observe(), wanted)
 
+    def distrust(self) -> None:
+        """See Kernel."""
+
     def filtering(self) -> bool:
         """See Kernel."""
         return self.bridge_filter == (1, 1)

@@ -43,6 +43,9 @@ class Kernel(Protocol):
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
         """Return what differs from the skeleton; see ``plan.plan`` for ``wanted``."""
 
+    def distrust(self) -> None:
+        """Have the next audit read everything, also what is known to be unchanged."""
+
     def filtering(self) -> bool:
         """Tell whether packets between ports of one bridge meet the rules; cheap."""
 

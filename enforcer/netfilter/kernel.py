@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from ipaddress import IPv4Interface
 from pathlib import Path
 
-from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from enforcer.netfilter import flows, opening, owntable, process, rtnl
@@ -20,7 +17,7 @@ from enforcer.netfilter.detect import LEGACY, NFT, OWN, Choice
 from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
 from enforcer.netfilter.interface import Kernel, KernelError
 from enforcer.netfilter.ipsets import SetError, Sets
-from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen
+from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen, frozen
 from enforcer.netfilter.model import COMMENT, HALF, NO_LIVES, Element, Entry, Lives, Open
 from enforcer.netfilter.nftsets import TableSets
 from enforcer.netfilter.opening import OPEN
@@ -28,6 +25,7 @@ from enforcer.netfilter.opensets import OpenSets
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.process import Run, ToolError
+from enforcer.netfilter.recall import Recall
 from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.shape import Shape, shape
 from enforcer.netfilter.skeleton import DENIED, HOST, IFACE, PINS, SEEN, TABLE, Skeleton
@@ -69,6 +67,7 @@ class RealKernel:
         self._fixed = Choice(driver, "")
         self._detector = detector
         self._active: str | None = None if detector else driver
+        self._recall: Recall[Observed] = Recall(self._mark)
 
     def close(self) -> None:
         """Close netlink sockets."""
@@ -138,20 +137,39 @@ class RealKernel:
 
     def _links(self) -> list[Link]:
         try:
-            with IPRoute() as route:
-                addresses: dict[int, list[IPv4Interface]] = {}
-                for row in route.get_addr(family=socket.AF_INET):
-                    text = row.get_attr("IFA_LOCAL") or row.get_attr("IFA_ADDRESS")
-                    addresses.setdefault(row["index"], []).append(IPv4Interface(f"{text}/{row['prefixlen']}"))
-                return [
-                    Link(row.get_attr("IFLA_IFNAME"), row["index"], tuple(addresses.get(row["index"], ())))
-                    for row in route.get_links()
-                ]
-        except (NetlinkError, OSError) as error:
+            return self._rtnl.links()
+        except OSError as error:
             raise KernelError(f"reading interfaces: {error}") from error
 
+    def distrust(self) -> None:
+        """See Kernel."""
+        self._recall.distrust()
+
     def observe(self) -> Observed:
-        """Read everything the skeleton consists of."""
+        """Read everything the skeleton consists of, or return what was read when it was as it is now."""
+        return self._recall.look(self._read)
+
+    def _mark(self) -> Hashable | None:
+        """Return what is another value when ``_read`` would find something else, None when that is unknown.
+
+        It has everything that is read there, what the programs print through the number of nftables' changes.
+        """
+        try:
+            return (
+                self._nftsets.generation(),
+                self._detector.mark() if self._detector is not None else self._legacy_mark(),
+                tuple(self._ipsets.kind(name) for name in SET_TYPES),
+                self.networks(),
+                self._filters(),
+                (self._hold.held, self._can_hold, self._active),
+            )
+        except (SetError, KernelError, ToolError, OSError):
+            return None
+
+    def _legacy_mark(self) -> Hashable:
+        return frozen(self._tables[LEGACY].read()) if self._fixed.driver == LEGACY else None
+
+    def _read(self) -> Observed:
         listed = self._listed()
         try:
             if self._detector is not None:
@@ -180,7 +198,7 @@ class RealKernel:
             table_sets=table.sets,
             closed=table.closed,
             attached=self.networks(),
-            bridge_filter=(self._read_filter("iptables"), self._read_filter("ip6tables")),
+            bridge_filter=self._filters(),
             hold=hold,
             choice=seen.choice,
             active=self._active,
@@ -205,6 +223,9 @@ class RealKernel:
     def _native_chains(self) -> list[str]:
         rows = json.loads(self._exec("nft", "-j", "-t", "list", "table", *NATIVE_TABLE))["nftables"]
         return [str(row["chain"]["name"]) for row in rows if "chain" in row]
+
+    def _filters(self) -> tuple[int | None, int | None]:
+        return self._read_filter("iptables"), self._read_filter("ip6tables")
 
     def _read_filter(self, name: str) -> int | None:
         try:
@@ -252,7 +273,7 @@ class RealKernel:
 
     def filtering(self) -> bool:
         """See Kernel."""
-        return self._read_filter("iptables") == 1 and self._read_filter("ip6tables") == 1
+        return self._filters() == (1, 1)
 
     def unannounced(self) -> bool:
         """See Kernel."""
@@ -264,6 +285,7 @@ class RealKernel:
 
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""
+        self.distrust()
         for several in _together(todo.steps):
             step = several[0]
             if step.kind == "nft":
@@ -378,6 +400,7 @@ class RealKernel:
 
     def remove(self, skeleton: Skeleton) -> None:
         """See Kernel."""
+        self.distrust()
         for step in removal(skeleton, self.observe()):
             if step.kind == "iptables":
                 self._restore([step])

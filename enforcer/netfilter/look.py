@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,6 +67,13 @@ def _leads(line: str, chain: str) -> bool:
     return any(flag in ("-j", "-g") and name == chain for flag, name in itertools.pairwise(words))
 
 
+def frozen(found: Tables) -> Hashable:
+    """Return the rules of tables as a value to compare."""
+    return tuple(
+        (key, tuple((name, *rules) for name, rules in lines.items())) for key, lines in found.items()
+    )
+
+
 def native(chains: Iterable[str]) -> Rules:
     """Return Docker's traces in the chains of its own nftables table. Pure."""
     names = list(chains)
@@ -118,6 +125,7 @@ class Detector:
     current: str | None = None
     settled: bool = False
     _glance: object = None
+    _legacy_read: bool = False
 
     def __post_init__(self) -> None:
         if self.remember is not None and self.remember.exists():
@@ -145,7 +153,8 @@ class Detector:
             owned = native(chains())
         # The kernel makes a legacy table when it is asked for: only where one could matter.
         unexplained = here - nft.named - owned.named
-        if (unexplained or LEGACY in (other, self.current)) and self.legacy_present():
+        self._legacy_read = (bool(unexplained) or LEGACY in (other, self.current)) and self.legacy_present()
+        if self._legacy_read:
             found[LEGACY] = self.legacy.read()
             legacy = traces(found[LEGACY])
         facts = Facts(nft, legacy, owned, here, other, can)
@@ -162,6 +171,15 @@ class Detector:
     def unannounced(self) -> bool:
         """Tell whether something changed since the last look that no notification tells."""
         return self.glance() != self._glance
+
+    def mark(self) -> Hashable:
+        """Return what is another value when ``look`` would find something else outside nftables.
+
+        It reads legacy tables only where the last look did: the kernel makes those that are asked for.
+        """
+        legacy = frozen(self.legacy.read()) if self._legacy_read else None
+        where = (self.bridges(), self.alternative(), self.usable(), self.legacy_present())
+        return legacy, where, self.current, self.settled
 
     def glance(self) -> object:
         """Return what is compared for that."""

@@ -11,23 +11,35 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from enforcer.netfilter.ipsets import SetError
 from enforcer.netfilter.model import NO_LIVES, PROTOCOLS, Element, Entry, Lives
+from enforcer.netfilter.nfnetlink import (
+    ACK,
+    CREATE,
+    DONE,
+    DUMP,
+    ERROR,
+    INTERRUPTED,
+    NESTED,
+    NETLINK_NETFILTER,
+    attribute,
+    attributes,
+    code_of,
+    each,
+    message,
+    messages,
+)
 from enforcer.netfilter.owntable import SETS
 from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.skeleton import TABLE, TIMEOUT
 
-NETLINK_NETFILTER = 12
-SUBSYSTEM, NEW, GET, DELETE, GET_SET = 10, 12, 13, 14, 10
-BATCH_BEGIN, BATCH_END, INET = 16, 17, 1
-REQUEST, ACK, DUMP, CREATE, INTERRUPTED = 1, 4, 0x300, 0x400, 0x10
-ERROR, DONE = 2, 3
-HEADER = struct.Struct("=IHHII")
-NESTED, KIND = 0x8000, 0x3FFF
+SUBSYSTEM, NEW, DELETE = 10, 12, 14
+GET, GET_GENERATION = 13, 16
+BATCH_BEGIN, BATCH_END = 16, 17
 CHUNK = 100  # elements in one message; its length is a number of 16 bits
 BATCH = 10  # messages in one transaction: all of it has to fit the socket's buffer
 TRIES = 3
@@ -45,34 +57,6 @@ class Row:
     packets: int = 0
     octets: int = 0
     comment: str = ""
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    """Return a netlink attribute, padded."""
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
-def attributes(data: bytes) -> dict[int, bytes]:
-    """Return the attributes in ``data`` by their kind; the last of each."""
-    return dict(each(data))
-
-
-def each(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the attributes in ``data``."""
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            return
-        yield kind & KIND, data[4:length]
-        data = data[(length + 3) & ~3 :]
-
-
-def message(
-    kind: int, flags: int, sequence: int, body: bytes, family: int = INET, resource: int = 0
-) -> bytes:
-    """Return one netlink message of nfnetlink."""
-    content = struct.pack("!BBH", family, 0, resource) + body
-    return HEADER.pack(HEADER.size + len(content), kind, flags | REQUEST, sequence, 0) + content
 
 
 def flow_key(src: str, proto: int, port: int, dst: str) -> bytes:
@@ -130,6 +114,7 @@ class TableSets:
         self._socket.settimeout(WAIT)
         self._socket.bind((0, 0))
         self._sequence = 0
+        self._commits = 0
 
     def close(self) -> None:
         """Close the netlink socket."""
@@ -138,6 +123,28 @@ class TableSets:
     def _next(self) -> int:
         self._sequence = (self._sequence + 1) & 0x7FFFFFFF
         return self._sequence
+
+    def generation(self) -> int:
+        """Return a number that is another one after each change of rules by anybody but this object.
+
+        The kernel counts what it commits to any table of its network namespace. An element that it adds or
+        drops by itself is no commit.
+
+        Raises:
+            OSError: the kernel does not tell.
+        """
+        sequence = self._next()
+        kind = SUBSYSTEM << 8 | GET_GENERATION
+        self._socket.send(message(kind, 0, sequence, b"", family=0))
+        while True:
+            for kind, _, answered, content in messages(self._socket.recv(1 << 16)):
+                if answered != sequence:
+                    continue
+                if kind == ERROR:
+                    code = code_of(content) or errno.EPROTO
+                    raise OSError(code, os.strerror(code))
+                number: int = struct.unpack("!I", attributes(content[4:])[1])[0]
+                return (number - self._commits) & 0xFFFFFFFF
 
     def rows(self, name: str) -> list[Row]:
         """Return the elements of a set of the table.
@@ -162,12 +169,12 @@ class TableSets:
         whole = True
         self._socket.send(message(SUBSYSTEM << 8 | GET, DUMP, sequence, body))
         while True:
-            for kind, flags, answered, content in _messages(self._socket.recv(1 << 18)):
+            for kind, flags, answered, content in messages(self._socket.recv(1 << 18)):
                 if answered != sequence:
                     continue
                 whole = whole and not flags & INTERRUPTED
                 if kind in (ERROR, DONE):
-                    code = -struct.unpack_from("=i", content)[0] if len(content) >= 4 else 0
+                    code = code_of(content)
                     if code == errno.EINTR:
                         return None
                     if code:
@@ -202,13 +209,14 @@ class TableSets:
         data += message(BATCH_END, 0, self._next(), b"", 0, SUBSYSTEM)
         sock.send(data)
         while waiting:
-            for kind, _, answered, content in _messages(sock.recv(1 << 18)):
+            for kind, _, answered, content in messages(sock.recv(1 << 18)):
                 if kind != ERROR or answered not in waiting:
                     continue
-                code = -struct.unpack_from("=i", content)[0]
+                code = code_of(content)
                 if code:
                     raise OSError(code, os.strerror(code))
                 waiting.discard(answered)
+        self._commits += 1
 
     def _change(self, name: str, put: Mapping[bytes, Row], gone: Iterable[bytes]) -> None:
         """Put elements, also in place of older ones with their counters; delete others.
@@ -298,10 +306,3 @@ class TableSets:
 
 def _key(element: Element) -> bytes:
     return flow_key(element.src, PROTOCOLS[element.proto], element.port, element.dst)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    while len(data) >= HEADER.size:
-        length, kind, flags, sequence, _ = HEADER.unpack_from(data)
-        yield kind, flags, sequence, data[HEADER.size : length]
-        data = data[(length + 3) & ~3 :]

@@ -1,4 +1,4 @@
-"""Ports of bridges over one rtnetlink socket, by hand.
+"""Links, their addresses and ports of bridges over one rtnetlink socket, by hand.
 
 Looks follow each change of a link within a millisecond or so, on hosts with a thousand links too. pyroute2
 decodes every attribute of every link, which takes a hundred times longer than the handful needed here.
@@ -11,11 +11,13 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Interface
 
+from enforcer.netfilter.claims import Link
 from enforcer.netfilter.ports import Port
 
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-RTM_NEWLINK, RTM_GETLINK, RTM_SETLINK = 16, 18, 19
+RTM_NEWLINK, RTM_GETLINK, RTM_SETLINK, RTM_NEWADDR, RTM_GETADDR = 16, 18, 19, 20, 22
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 1, 4, 0x10, 0x300
 NLA_F_NESTED, NLA_TYPE = 0x8000, 0x3FFF
 IFLA_IFNAME, IFLA_MASTER, IFLA_PROTINFO, IFLA_LINKINFO, IFLA_EXT_MASK, IFLA_LINK_NETNSID = (
@@ -27,10 +29,12 @@ IFLA_IFNAME, IFLA_MASTER, IFLA_PROTINFO, IFLA_LINKINFO, IFLA_EXT_MASK, IFLA_LINK
     37,
 )
 IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA = 4, 5
+IFA_ADDRESS, IFA_LOCAL = 1, 2
 IFLA_BRPORT_ISOLATED = 33
 RTEXT_FILTER_SKIP_STATS = 8
 IFF_UP = 1
 HEADER, LINK, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
+ADDRESS = struct.Struct("=BBBBi")
 TIMEOUT = 5.0
 TRIES = 5
 
@@ -50,18 +54,7 @@ class Links:
 
     def ports(self) -> tuple[Port, ...]:
         """Return the links that are a bridge's port or whose other end is in another namespace."""
-        request = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        request += _attribute(IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
-        for _ in range(TRIES):
-            sequence = self._send(RTM_GETLINK, NLM_F_DUMP, request)
-            whole, rows = True, []
-            for kind, flags, body in self._answer(sequence):
-                whole = whole and not flags & NLM_F_DUMP_INTR
-                if kind == RTM_NEWLINK:
-                    rows.append(_read(body))
-            # A list that links were added to meanwhile may lack some.
-            if whole:
-                break
+        rows = [_read(body) for body in self._dump(RTM_GETLINK, RTM_NEWLINK, ALL_LINKS)]
         names = {index: name for index, name, *_ in rows}
         return tuple(
             Port(
@@ -75,6 +68,31 @@ class Links:
             for index, name, master, netns, bridged, isolated, up in rows
             if bridged or netns is not None
         )
+
+    def links(self) -> list[Link]:
+        """Return every link with its IPv4 addresses."""
+        addresses: dict[int, list[IPv4Interface]] = {}
+        for body in self._dump(RTM_GETADDR, RTM_NEWADDR, ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0)):
+            family, length, _flags, _scope, index = ADDRESS.unpack_from(body)
+            found = _attributes(body[ADDRESS.size :])
+            own = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
+            if family == socket.AF_INET and own is not None:
+                addresses.setdefault(index, []).append(IPv4Interface((IPv4Address(own), length)))
+        links = (_read(body) for body in self._dump(RTM_GETLINK, RTM_NEWLINK, ALL_LINKS))
+        return [Link(name, index, tuple(addresses.get(index, ()))) for index, name, *_ in links]
+
+    def _dump(self, request: int, kind: int, body: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        for _ in range(TRIES):
+            sequence, whole, found = self._send(request, NLM_F_DUMP, body), True, []
+            for answered, flags, content in self._answer(sequence):
+                whole = whole and not flags & NLM_F_DUMP_INTR
+                if answered == kind:
+                    found.append(content)
+            # A list that something was added to meanwhile may lack some.
+            if whole:
+                break
+        return found
 
     def isolate(self, index: int) -> None:
         """Set the flag of a bridge's port that keeps it apart from all others that have it."""
@@ -157,3 +175,8 @@ def _read(body: bytes) -> tuple[int, str, int | None, int | None, bool, bool, bo
         port.get(IFLA_BRPORT_ISOLATED) == b"\1",
         bool(flags & IFF_UP),
     )
+
+
+ALL_LINKS = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _attribute(
+    IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS)
+)

@@ -187,6 +187,8 @@ class Server:
         self._dirty = None
         self._next_audit = self._clock() + AUDIT_EVERY
         self._listen()
+        # Requests rely on what is known to be unchanged; that knowledge is put to the test here.
+        self.writer.kernel.distrust()
         self.writer.mend(why)
         self._look_again()
         self._guard()

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,13 @@ CHILD = (
     "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
     "from enforcer.netfilter.legacy import main; sys.exit(main())"
 )
+
+
+LISTINGS: Mapping[tuple[int, str], tuple[str, ...]] = {
+    (4, "filter"): ("iptables-nft", "-S"),
+    (4, "nat"): ("iptables-nft", "-t", "nat", "-S"),
+    (6, "filter"): ("ip6tables-nft", "-S"),
+}
 
 
 class Tables(Protocol):
@@ -51,11 +59,10 @@ class NftTables:
 
     def read(self) -> dict[tuple[int, str], Lines]:
         """See Tables."""
-        return {
-            (4, "filter"): parse_save(self._run(("iptables-nft", "-S"), None)),
-            (4, "nat"): parse_save(self._run(("iptables-nft", "-t", "nat", "-S"), None)),
-            (6, "filter"): parse_save(self._run(("ip6tables-nft", "-S"), None)),
-        }
+        # Threads of this call alone: they are in the network namespace of the one that made them.
+        with ThreadPoolExecutor(len(LISTINGS)) as pool:
+            texts = pool.map(lambda words: self._run(words, None), LISTINGS.values())
+            return dict(zip(LISTINGS, map(parse_save, texts), strict=True))
 
     def restore(self, scripts: Sequence[Script]) -> None:
         """See Tables."""

@@ -8,17 +8,12 @@ import pytest
 
 from enforcer.netfilter import nftsets
 from enforcer.netfilter.ipsets import SetError
+from enforcer.netfilter.nfnetlink import DONE, HEADER, INTERRUPTED, NESTED, attribute, attributes
 from enforcer.netfilter.nftsets import (
-    DONE,
-    HEADER,
-    INTERRUPTED,
-    NESTED,
     NEW,
     SUBSYSTEM,
     Row,
     TableSets,
-    attribute,
-    attributes,
     decode,
     encode,
     flow_key,
