@@ -19,14 +19,13 @@ class Terms:
 
 
 def matching(patterns: Iterable[Pattern], name: str) -> list[Pattern]:
-    """Return the patterns that mean a name, those that are this name first.
+    """Return the patterns that mean a name, in their order.
 
     Args:
         patterns: of a declaration.
         name: from `policy.hosts.canonical_wire_name`.
     """
-    found = [pattern for pattern in patterns if declared(pattern.host).matches(name)]
-    return sorted(found, key=lambda pattern: not pattern.exact)
+    return [pattern for pattern in patterns if declared(pattern.host).matches(name)]
 
 
 def ports(patterns: Iterable[Pattern], name: str) -> tuple[int, ...]:
@@ -37,19 +36,19 @@ def ports(patterns: Iterable[Pattern], name: str) -> tuple[int, ...]:
 def terms(patterns: Iterable[Pattern], name: str, port: int) -> Terms | None:
     """Return how a name may be asked for on a port, None when it may not be.
 
-    An entry that is the name speaks for it. Of several zones and expressions the strict wish wins: tcp, or no
-    look at the name in a ClientHello, only if all of them say so.
+    Each pattern allows what it says, so of several the most that one of them allows. (Then a pattern that is
+    taken away never allows more, which is what a widening is judged by.)
     """
     found = [pattern for pattern in matching(patterns, name) if port in pattern.ports]
     if not found:
         return None
-    if found[0].exact:
-        found = found[:1]
-    return strictest(Terms(pattern.protocol, pattern.sni) for pattern in found)
+    if any(pattern.protocol == "tcp" for pattern in found):
+        return Terms("tcp")
+    return Terms("tls", all(pattern.sni for pattern in found))
 
 
 def strictest(wishes: Iterable[Terms]) -> Terms:
-    """Return what several, and at least one, agree to: of a name's patterns, or of a sandbox's sessions."""
+    """Return what several, and at least one, agree to: entries for one host, or sessions with one proxy."""
     every = list(wishes)
     if all(one.protocol == "tcp" for one in every):
         return Terms("tcp", any(one.sni for one in every))

@@ -25,7 +25,7 @@ from typing import Any
 
 from policy.connection import NONE
 from policy.container import PIDS_LIMIT
-from policy.declaration import OPEN
+from policy.declaration import ANSWER, OPEN, Pattern
 from policy.errors import PolicyError
 from policy.limits import default_memory, parse_memory
 from policy.loader import LoadedPolicy
@@ -38,29 +38,38 @@ Grant = tuple[str, str]
 """(kind, subject): ("reach", "api.example.com:443"), ("write", "/home/me/project"), ..."""
 
 READ, WRITE, REACH, SERVICE, SECRETS, NETWORK = "read", "write", "reach", "host-service", "secrets", "network"
+# How a name is reached that is asked for, behind its port; what is pinned has nothing there, as anything
+# passes to its addresses. For a zone or expression there is one way only.
+PROXIED = " through the proxy"
+NO_SNI, TCP = " without SNI", " as tcp"
+LOOSER: Mapping[str, tuple[str, ...]] = {"": (NO_SNI, TCP), NO_SNI: (TCP,), TCP: ()}
 PUBLIC: Grant = (NETWORK, "all public addresses, on every port but those of DNS")
 HOST_NETWORK: Grant = (NETWORK, "all of this host's")
 # An amount, so that having none is less than what every policy without this key has: a network of its own.
 NETWORKS = "egress.networks"
 EFFORT: Grant = ("limits", "start without a limit that this host cannot keep")
+ANSWERS: Grant = ("dns", "what is allowed is answered, and opened to all programs for any protocol")
 STALE: Grant = ("stale", "start on remembered addresses of names that cannot be resolved")
 KEEP: Grant = ("keep", "containers after their session")
 UNPROTECTED: Grant = ("protect", "leave files that this host executes unprotected")
 
 # What a name may have beside its ports: it says when a session starts, not what it reaches.
 _NAME_FIELDS = frozenset({"host", "ports", "optional", "liveness"})
+# What grants are made of.
+_PATTERN_FIELDS = frozenset({"host", "ports", "protocol", "sni"})
 # Keys that grants and amounts are made of, and the name, which tells which sandbox this is.
 _HANDLED: dict[str, frozenset[str] | None] = {
     "name": None,
     "mounts": frozenset({"rw", "ro", "project"}),
     # What from_host adds are names, which are grants.
-    "egress": frozenset({"mode", "allow", "profile_defaults", "from_host", "allow_stale"}),
+    "egress": frozenset({"mode", "allow", "profile_defaults", "from_host", "allow_stale", "dns"}),
     "host_services": None,
     "secrets": frozenset({"env_file"}),
     "limits": frozenset({"pids", "memory", "cpus", "best_effort"}),
     "protect": None,
     "keep": None,
 }
+_SUBJECT = re.compile(rf"([^ ]+:[0-9]+)({PROXIED})?({NO_SNI}|{TCP}|)")
 _PART = re.compile(r"[\w-]+")
 _USERINFO = re.compile(r"//[^/\s@]*@")
 
@@ -162,25 +171,15 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
     # A copy of them, or of what is there.
     for path in loaded.profile.carried(loaded.options):
         yield READ, f"~/{path}"
-    for name in loaded.declaration.names:
-        extra = {
-            key: value
-            for key, value in name.model_dump(mode="json", exclude_defaults=True).items()
-            if key not in _NAME_FIELDS
-        }
-        more = f" {_json(extra)}" if extra else ""
-        for port in name.ports:
-            yield REACH, f"{name.host}:{port}{more}"
-    declared = {name.host for name in loaded.declaration.names}
-    for entry in policy.egress.allow:
-        if entry.host not in declared:
-            yield from ((REACH, f"{entry.host}:{port}") for port in entry.ports)
+    yield from _reach(loaded)
     for service in loaded.declaration.host_services:
         yield SERVICE, str(service.port)
     if policy.egress.mode == OPEN:
         yield PUBLIC
     if policy.egress.mode == "host":
         yield HOST_NETWORK
+    if loaded.declaration.dns == ANSWER:
+        yield ANSWERS
     if loaded.env_file is not None:
         yield SECRETS, str(loaded.env_file)
     permissions = (
@@ -192,14 +191,46 @@ def _grants(loaded: LoadedPolicy) -> Iterator[Grant]:
     yield from (grant for given, grant in permissions if given)
 
 
+def _reach(loaded: LoadedPolicy) -> Iterator[Grant]:
+    for name in loaded.declaration.names:
+        more = _more(name.model_dump(mode="json", exclude_defaults=True), _NAME_FIELDS)
+        for port in name.ports:
+            yield REACH, f"{name.host}:{port}{more}"
+    pinned = {(name.host, port) for name in loaded.declaration.names for port in name.ports}
+    for pattern in loaded.declaration.patterns:
+        more = _more(pattern.model_dump(mode="json", exclude_defaults=True), _PATTERN_FIELDS)
+        way = f"{PROXIED if pattern.exact else ''}{_way(pattern)}{more}"
+        for port in pattern.ports:
+            # Asking for what is pinned is nothing more, unless more passes.
+            if way != PROXIED or (pattern.host, port) not in pinned:
+                yield REACH, f"{pattern.host}:{port}{way}"
+    declared = {name.host for name in loaded.declaration.names}
+    declared |= {pattern.host for pattern in loaded.declaration.patterns}
+    for entry in loaded.policy.egress.allow:
+        if entry.host not in declared:
+            yield from ((REACH, f"{entry.host}:{port}") for port in entry.ports)
+
+
+def _way(pattern: Pattern) -> str:
+    if pattern.protocol == "tcp":
+        return TCP
+    return "" if pattern.sni else NO_SNI
+
+
+def _more(fields: Mapping[str, Any], handled: frozenset[str]) -> str:
+    """Return what an entry has that grants are not made of."""
+    extra = {key: value for key, value in fields.items() if key not in handled}
+    return f" {_json(extra)}" if extra else ""
+
+
 def _unknown(loaded: LoadedPolicy) -> Iterator[tuple[str, str]]:
     """Yield what entries and the declaration have beside what grants are made of."""
     for entry in loaded.policy.egress.allow:
         for key, value in entry.model_dump(mode="json", exclude_defaults=True).items():
-            if key not in _NAME_FIELDS:
+            if key not in _NAME_FIELDS | _PATTERN_FIELDS:
                 yield f"egress.allow.{entry.host}.{key}", _json(value)
     for key, value in loaded.declaration.model_dump(mode="json", exclude_defaults=True).items():
-        if key not in {"mode", "names", "host_services", "allow_stale"}:
+        if key not in {"mode", "names", "patterns", "dns", "host_services", "allow_stale"}:
             yield f"declaration.{key}", _json(value)
 
 
@@ -266,15 +297,32 @@ def widens(changes: tuple[Change, ...]) -> bool:
 
 def _covered(grant: Grant, old: Revision) -> bool:
     """Say whether the old revision allowed a grant in other words."""
-    if HOST_NETWORK in old.grants:
-        return grant[0] in {REACH, SERVICE} or grant == PUBLIC
-    # A name on a port of DNS, one with more to it than ports, or a pattern is more than all addresses.
-    return PUBLIC in old.grants and grant[0] == REACH and _public(grant[1])
+    reaches = grant[0] == REACH
+    if HOST_NETWORK in old.grants and (reaches or grant[0] == SERVICE or grant in (PUBLIC, ANSWERS)):
+        return True
+    if reaches:
+        return _reached(grant[1], old)
+    return PUBLIC in old.grants and grant == ANSWERS
+
+
+def _reached(wanted: str, old: Revision) -> bool:
+    match = _SUBJECT.fullmatch(wanted)
+    if match is None:
+        # One with more to it than is known here.
+        return False
+    subject, proxied, way = match[1], match[2] or "", match[3]
+    # To a pinned name's addresses anything passes.
+    if proxied and (REACH, subject) in old.grants:
+        return True
+    # A name on a port of DNS or a pattern is more than all addresses.
+    if PUBLIC in old.grants and _public(subject):
+        return True
+    return any((REACH, f"{subject}{proxied}{looser}") in old.grants for looser in LOOSER[way])
 
 
 def _public(subject: str) -> bool:
     host, _, port = subject.rpartition(":")
-    return port.isdecimal() and int(port) not in DNS_PORTS and not set(host) & set(" *^{")
+    return port.isdecimal() and int(port) not in DNS_PORTS and not set(host) & set(" *:{")
 
 
 def _setting_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:

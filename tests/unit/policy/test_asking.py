@@ -145,11 +145,12 @@ def test_a_name_may_be_asked_for_on_the_ports_of_what_means_it() -> None:
     assert asking.ports(patterns, "example.com") == ()
 
 
-def test_an_entry_that_is_the_name_speaks_for_it_and_of_several_zones_the_strict_one() -> None:
+def test_each_entry_that_means_a_name_allows_what_it_says() -> None:
     blind = {"host": "old.example.com", "sni": False}
-    assert terms(declaration(["*.example.com", blind]).patterns, "old.example.com", 443) == Terms(sni=False)
-    zones = declaration(["*.example.com", {"host": "*.a.example.com", "protocol": "tcp"}]).patterns
-    assert terms(zones, "x.a.example.com", 443) == Terms("tls")
+    patterns = declaration(["*.example.com", blind, {"host": "*.a.example.com", "protocol": "tcp"}]).patterns
+    assert terms(patterns, "old.example.com", 443) == Terms(sni=False)
+    assert terms(patterns, "x.a.example.com", 443) == Terms("tcp")
+    assert terms(patterns, "b.example.com", 443) == Terms()
 
 
 def test_a_forced_endpoint_is_not_asked_about_again() -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policy import profiles
-from policy.declaration import Declaration, Name
+from policy.declaration import Declaration, Name, Pattern
 from policy.errors import PolicyError
 from policy.identity import sandbox_for
 from policy.limits import parse_memory
@@ -25,6 +25,8 @@ Raw = dict[str, Any]
 MACHINE = Machine(memory=32 << 30)
 PROJECT = "/home/me/demo"
 PATHS = ("/data/a", "/data/a/below", "/data/b")
+ZONE = "*.example.org"
+WAYS = ("tls", "tls without a name", "anything")
 HOSTS = ("a.example.com", "b.example.com", *profiles.get("opencode").default_egress)
 PORTS = (22, 443, 8443)
 MEMORY = ("512m", "8g", "24g", "25g", "64g")
@@ -54,15 +56,19 @@ def loaded(raw: Raw) -> LoadedPolicy:
 
 
 def entries() -> st.SearchStrategy[Any]:
+    ports = st.lists(st.sampled_from(PORTS), min_size=1, unique=True)
+    asked = {"protocol": st.sampled_from(("tls", "tcp")), "sni": st.booleans()}
     long = st.fixed_dictionaries(
         {"host": st.sampled_from(HOSTS)},
         optional={
-            "ports": st.lists(st.sampled_from(PORTS), min_size=1, unique=True),
+            "ports": ports,
             "optional": st.booleans(),
             "liveness": st.booleans(),
+            **asked,
         },
     )
-    return st.sampled_from(HOSTS) | long
+    zone = st.fixed_dictionaries({"host": st.just(ZONE)}, optional={"ports": ports, **asked})
+    return st.sampled_from((*HOSTS, ZONE)) | long | zone
 
 
 def policies() -> st.SearchStrategy[Raw]:
@@ -81,7 +87,8 @@ def policies() -> st.SearchStrategy[Raw]:
             allow=st.lists(entries(), max_size=3),
             profile_defaults=st.booleans(),
             allow_stale=st.booleans(),
-            mode=st.sampled_from(("allowlist", "none", "host")),
+            mode=st.sampled_from(("allowlist", "proxy", "none", "host")),
+            dns=st.sampled_from(("dead", "answer")),
         ),
         host_services=services.map(lambda ports: [{"name": f"s{port}", "port": port} for port in ports]),
         secrets=section(env_file=st.sampled_from(("/home/me/one.env", "/home/me/two.env"))),
@@ -120,23 +127,32 @@ def capabilities(raw: Raw) -> set[tuple[Any, ...]]:
             found.add(("can read", path))
     if connection == "host":
         found |= {("can connect", host, port) for host, port in itertools.product(HOSTS, PORTS)}
-        found |= {("can use", 8080), ("can use", 8081), ("is on the host's network",)}
+        found |= {("can use", 8080), ("can use", 8081), ("is on the host's network",), ("is answered",)}
+        found |= {("can ask", ZONE, port, way) for port, way in itertools.product(PORTS, WAYS)}
     if connection != "none":
         found.add(("has a network",))
-    for host, port in itertools.product(HOSTS, PORTS):
-        for entry in egress.get("allow", ()):
-            name = entry if isinstance(entry, str) else entry["host"]
-            ports = [443] if isinstance(entry, str) else entry.get("ports", [443])
-            if host == name and port in ports:
-                found.add(("can connect", host, port))
-        if (
-            connection == "allowlist"
-            and egress.get("profile_defaults", True)
-            and port == 443
-            and "example" not in host
-        ):
+    if connection in ("allowlist", "proxy") and egress.get("dns") == "answer":
+        found.add(("is answered",))
+    written = [entry if isinstance(entry, dict) else {"host": entry} for entry in egress.get("allow", ())]
+    asked = connection == "proxy" or (connection == "allowlist" and any(e["host"] == ZONE for e in written))
+    for host, port in itertools.product((*HOSTS, ZONE), PORTS):
+        mine = [entry for entry in written if entry["host"] == host]
+        default = host in HOSTS and "example" not in host and egress.get("profile_defaults", True)
+        default = default and connection in ("allowlist", "proxy") and port == 443
+        if not default and not any(port in entry.get("ports", [443]) for entry in mine):
+            continue
+        if connection != "proxy" and host != ZONE:
             found.add(("can connect", host, port))
-    found |= {("can use", service["port"]) for service in raw.get("host_services", ())}
+        ways = {"tls"}
+        if asked and mine and all(e.get("protocol") == "tcp" for e in mine):
+            ways = set(WAYS)
+        elif asked and mine and all(e.get("protocol") == "tcp" or not e.get("sni", True) for e in mine):
+            ways.add("tls without a name")
+        found |= {("can ask", host, port, way) for way in ways}
+    # To the addresses of a pinned name anything passes.
+    found |= {("can ask", *what[1:], way) for what in found if what[0] == "can connect" for way in WAYS}
+    if connection != "none":
+        found |= {("can use", service["port"]) for service in raw.get("host_services", ())}
     found |= {("can see", raw.get("secrets", {}).get("env_file"))} - {("can see", None)}
     limits = raw.get("limits", {})
     memory = parse_memory(limits["memory"]) if "memory" in limits else MACHINE.memory * 3 // 4
@@ -173,6 +189,16 @@ def fixed(raw: Raw) -> tuple[Any, ...]:
     {"egress": {"allow": ["a.example.com"]}},
     {"egress": {"allow": [{"host": "a.example.com", "ports": [22]}]}},
 )
+@example(
+    {"egress": {"mode": "proxy", "allow": ["a.example.com"]}},
+    {"egress": {"mode": "allowlist", "allow": ["a.example.com"]}},
+)
+@example(
+    {"egress": {"allow": ["a.example.com"]}},
+    {"egress": {"mode": "proxy", "allow": [{"host": "a.example.com", "protocol": "tcp"}]}},
+)
+@example({"egress": {"allow": [{"host": ZONE, "protocol": "tcp"}]}}, {"egress": {"allow": [ZONE]}})
+@example({"egress": {"allow": [ZONE]}}, {"egress": {"allow": [ZONE, {"host": ZONE, "sni": False}]}})
 def test_a_policy_widens_exactly_when_a_sandbox_can_do_what_it_could_not(before: Raw, after: Raw) -> None:
     old, new = revision(loaded(before)), revision(loaded(after))
     more = capabilities(after) - capabilities(before)
@@ -239,6 +265,71 @@ def test_a_diff_says_what_is_new_gone_and_different_and_hides_credentials() -> N
     assert [change.widens for change in found] == [True, True, True, True, False]
 
 
+def changes(before: Raw, after: Raw) -> list[tuple[str, bool]]:
+    """Return the lines of a diff, each with whether it widens; nothing of the profile's own names."""
+    made = [loaded({"egress": {"profile_defaults": False, **egress}}) for egress in (before, after)]
+    found = compare(revision(made[0]), revision(made[1]), MACHINE)
+    return [(change.line(), change.widens) for change in found]
+
+
+def test_zones_and_expressions_are_granted_as_they_are_written() -> None:
+    git = {"host": "*.example.net", "ports": [22, 443], "protocol": "tcp"}
+    regex = {"host": r"^(a|b)\.x\.example$", "sni": False}
+    assert changes({"allow": ["a.example.com"]}, {"allow": ["a.example.com", ZONE, git, regex]}) == [
+        ("+ reach *.example.net:22 as tcp", True),
+        ("+ reach *.example.net:443 as tcp", True),
+        ("+ reach *.example.org:443", True),
+        (r"+ reach regex:(a|b)\.x\.example:443 without SNI", True),
+    ]
+
+
+@pytest.mark.parametrize("wish", [{"protocol": "tcp"}, {"sni": False}])
+@pytest.mark.parametrize("host", [ZONE, "a.example.com"])
+def test_less_that_is_looked_at_is_more_and_the_other_way_round_is_not(host: str, wish: Raw) -> None:
+    strict, loose = ({"mode": "proxy", "allow": [{"host": host, **extra}]} for extra in ({}, wish))
+    assert [widening for _, widening in changes(strict, loose)] == [True, False]
+    assert [widening for _, widening in changes(loose, strict)] == [False, False]
+
+
+def test_from_pins_to_a_proxy_is_no_widening_and_back_is_one() -> None:
+    names = ["a.example.com", {"host": "git.example.com", "ports": [22]}]
+    proxied = ["a.example.com", {"host": "git.example.com", "ports": [22], "protocol": "tcp"}]
+    assert changes({"allow": names}, {"mode": "proxy", "allow": proxied}) == [
+        ("+ reach a.example.com:443 through the proxy", False),
+        ("+ reach git.example.com:22 through the proxy as tcp", False),
+        ("- reach a.example.com:443", False),
+        ("- reach git.example.com:22", False),
+    ]
+    assert changes({"mode": "proxy", "allow": proxied}, {"allow": names})[:2] == [
+        ("+ reach a.example.com:443", True),
+        ("+ reach git.example.com:22", True),
+    ]
+
+
+def test_a_resolver_for_what_is_allowed_is_a_widening() -> None:
+    (change,) = changes({"allow": [ZONE]}, {"allow": [ZONE], "dns": "answer"})
+    assert change == ("+ dns what is allowed is answered, and opened to all programs for any protocol", True)
+
+
+def test_from_all_public_addresses_a_name_is_nothing_new_and_a_zone_is() -> None:
+    after = {"allow": ["a.example.com", ZONE, r"^(a|b)\.x\.example$"], "dns": "answer"}
+    widening = [line for line, widens_ in changes({"mode": "open"}, after) if widens_]
+    assert widening == ["+ reach *.example.org:443", r"+ reach regex:(a|b)\.x\.example:443"]
+    proxied = {"mode": "proxy", "allow": [{"host": "a.example.com", "protocol": "tcp"}]}
+    assert not any(widens_ for _, widens_ in changes({"mode": "open"}, proxied))
+
+
+def test_a_policy_of_names_alone_has_the_revision_it_had() -> None:
+    """What was approved stays approved over an upgrade."""
+    raw = {"egress": {"profile_defaults": False, "allow": [{"host": "a.example.com", "ports": [443, 22]}]}}
+    found = revision(loaded(raw))
+    assert {grant for grant in found.grants if grant[0] not in ("read", "write")} == {
+        ("reach", "a.example.com:22"),
+        ("reach", "a.example.com:443"),
+    }
+    assert found.settings == {"profile": '"opencode"', "mode": '"run"'}
+
+
 def test_all_of_a_long_value_is_shown_and_nothing_invisible() -> None:
     raw = {"profile_options": {"opencode": {"config": {"a": "x" * 500 + "\u202eend\n"}}}}
     (change,) = compare(revision(loaded({})), revision(loaded(raw)), MACHINE)
@@ -295,6 +386,9 @@ def test_what_a_later_schema_adds_to_entries_names_and_the_declaration_is_not_ov
     class LaterName(Name):
         stale: bool = False
 
+    class LaterPattern(Pattern):
+        stale: bool = False
+
     class LaterDeclaration(Declaration):
         zones: tuple[str, ...] = ()
 
@@ -306,10 +400,14 @@ def test_what_a_later_schema_adds_to_entries_names_and_the_declaration_is_not_ov
 
     later = [
         allowing(LaterEntry(host="a.example.com", stale=True)),
-        # An entry that is no name, such as a whole zone.
+        # An entry that is in no declaration.
         allowing(AllowEntry(host="b.example.com")),
         replace(base, declaration=Declaration(names=(LaterName(host="a.example.com", stale=True),))),
+        replace(base, declaration=Declaration(mode="proxy", patterns=(LaterPattern(host=ZONE, stale=True),))),
         replace(base, declaration=LaterDeclaration(names=base.declaration.names, zones=("example.com",))),
     ]
+    opened = loaded({"egress": {"mode": "open"}})
     for found in later:
         assert widens(compare(revision(base), revision(found), MACHINE))
+    for found in (later[0], later[2], later[3]):
+        assert widens(compare(revision(opened), revision(found), MACHINE))
