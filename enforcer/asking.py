@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from enforcer.sessions import Session
+from policy.asking import Terms, loosest
 from policy.declaration import Pattern as Entry
 from policy.hosts import HostError
 from policy.patterns import Exact, Pattern, Regex, Zone, parse_pattern
@@ -75,14 +76,10 @@ def own(session: Session, name: str, port: int) -> Permit | Refused:
         if session.overrides.taken(name):
             return Refused(f"corral deny took {name} back from session {where}")
         return Refused(f"{name} is not in the policy of session {where}")
-    # One that names it says more than one that stands for many.
+    # One that names it is shown before one that stands for many.
     said = [entry for entry, _ in fit if entry.exact] or [entry for entry, _ in fit]
-    return Permit(
-        protocol="tcp" if all(entry.protocol == "tcp" for entry in said) else "tls",
-        sni=any(entry.sni for entry in said),
-        until=max(until for _, until in fit),
-        entry=said[0].host,
-    )
+    terms = loosest(Terms(entry.protocol, entry.sni) for entry, _ in fit)
+    return Permit(terms.protocol, terms.sni, until=max(until for _, until in fit), entry=said[0].host)
 
 
 def askers(sessions: Iterable[Session], sandbox: str) -> list[Session]:

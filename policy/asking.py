@@ -36,15 +36,20 @@ def ports(patterns: Iterable[Pattern], name: str) -> tuple[int, ...]:
 def terms(patterns: Iterable[Pattern], name: str, port: int) -> Terms | None:
     """Return how a name may be asked for on a port, None when it may not be.
 
-    Each pattern allows what it says, so of several the most that one of them allows. (Then a pattern that is
-    taken away never allows more, which is what a widening is judged by.)
+    Each pattern allows what it says; so one that is taken away never allows more, whatever else is there.
     """
     found = [pattern for pattern in matching(patterns, name) if port in pattern.ports]
     if not found:
         return None
-    if any(pattern.protocol == "tcp" for pattern in found):
+    return loosest(Terms(pattern.protocol, pattern.sni) for pattern in found)
+
+
+def loosest(wishes: Iterable[Terms]) -> Terms:
+    """Return the most that one of several, and at least one, allows: of the patterns that mean a name."""
+    every = list(wishes)
+    if any(one.protocol == "tcp" for one in every):
         return Terms("tcp")
-    return Terms("tls", all(pattern.sni for pattern in found))
+    return Terms("tls", all(one.sni for one in every))
 
 
 def strictest(wishes: Iterable[Terms]) -> Terms:
