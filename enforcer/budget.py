@@ -46,6 +46,10 @@ class Budget:
         self._tokens -= 1.0
         return wait
 
+    def charge(self, amount: float) -> None:
+        """Take what was used already, however much is left: what is over is waited for."""
+        self._tokens -= max(0.0, amount)
+
     @contextlib.contextmanager
     def slot(self) -> Iterator[None]:
         """Be one of those under way.

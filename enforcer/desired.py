@@ -11,8 +11,8 @@ from math import ceil, inf, isfinite
 from types import MappingProxyType
 
 from enforcer import hostsfile, pins
+from enforcer.gatewaydns import Place
 from enforcer.granting import Opened
-from enforcer.opendns import Place
 from enforcer.sessions import Network, Session
 from enforcer.writerclient import Entry
 from policy import proxying

@@ -29,7 +29,7 @@ from enforcer.leftovers import Leftovers
 from enforcer.lookups import Lookups
 from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
-from enforcer.openside import OpenSide
+from enforcer.openside import Around, OpenSide
 from enforcer.overrides import Store
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
@@ -95,7 +95,14 @@ class Service:
         names = self.names  # its state is another one after each event
         self.lookups = Lookups(names.ask, clock)
         self.doors = Doors(self.tracker.sessions.get, self._dirty.set, self.until, clock)
-        self.open = OpenSide(names.ask, lambda text: names.state.vetting.check(text), clock, self.denials)  # noqa: PLW0108
+        around = Around(
+            self.lookups.find,
+            lambda text: names.state.vetting.check(text),  # noqa: PLW0108
+            self.doors.open,
+            self.tracker.sessions.values,
+            lambda: self.shown,
+        )
+        self.open = OpenSide(around, clock, self.denials)
         self._leftovers = Leftovers(
             lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
         )

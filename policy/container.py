@@ -41,6 +41,8 @@ RESOLVER_OPTIONS = ("timeout:1", "attempts:1")
 HOST_ALIAS = "corral-host"
 # Of the gateway, where questions for names end up that are answered; the kernel's rules say the same.
 DNS_PORT, RESOLVER_PORT = 53, 10053
+# No policy has it: the gate of a sandbox whose names are answered asks for it. See agent_image's gate.py.
+UNLISTED_NAME = "unlisted.corral-gate.example"
 PIDS_LIMIT = 4096
 NOFILE = 16384
 SHM_SIZE = 64 << 20

@@ -14,10 +14,12 @@ import dns.rcode
 import dns.rdatatype
 import pytest
 
-from enforcer import opendns
+from enforcer import gatewaydns, opendns
+from enforcer.gatewaydns import BURST, GatewayDns, Place, Reply
+from enforcer.lookups import Lookups
 from enforcer.netfilter import opening
 from enforcer.netfilter.model import ABSOLUTE
-from enforcer.opendns import BURST, OpenDns, Place, Refusal
+from enforcer.opendns import OpenNames, Refusal, Vetted
 from enforcer.pinmodel import Answer, Failure
 from enforcer.vetting import _V4, Verdict, Vetting
 from policy.container import RESOLVER_PORT
@@ -38,10 +40,9 @@ class Bench:
         self.port = 0
         self.gate: asyncio.Event | None = None
         self.vetting = VETTING
-        self.of = OpenDns(
-            self.ask, self.judge, lambda: self.now, self.told.append,
-            make=self.make, index=lambda _name: 1,
-        )  # fmt: skip
+        lookups = Lookups(self.ask, lambda: self.now)
+        names = OpenNames(Vetted(lookups.find, self.judge, self.told.append))
+        self.of = GatewayDns(names.decide, lambda: self.now, make=self.make, index=lambda _name: 1)
 
     def make(self, kind: socket.SocketKind, _place: Place) -> socket.socket:
         sock = socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK)
@@ -171,7 +172,7 @@ def test_a_name_that_is_not_resolved_says_why(kind: str, code: int) -> None:
 def test_garbage_and_answers_and_long_questions_are_not_answered() -> None:
     answer = dns.message.make_response(dns.message.make_query("api.example.com", "A")).to_wire()
     for wire in (b"", b"x" * 11, answer, b"\0" * 600, dns.message.Message().to_wire()):
-        assert opendns.question_of(wire) is None
+        assert gatewaydns.question_of(wire) is None
     update = dns.message.make_query("api.example.com", "A")
     update.set_opcode(dns.opcode.STATUS)
     assert opendns.refused_kind(update) == dns.rcode.NOTIMP
@@ -195,7 +196,7 @@ def test_a_flood_is_answered_at_a_rate_and_holds_up_nothing() -> None:
         wire = dns.message.make_query("api.example.com", "A").to_wire()
         for _ in range(1000):
             bench.of.heard("lo", wire, LOCAL, lambda _answer: None)
-        assert len(bench.of._tasks) == opendns.PENDING
+        assert len(bench.of._tasks) == gatewaydns.PENDING
         bench.gate.set()
         while bench.of._tasks:
             await asyncio.sleep(0)
@@ -203,7 +204,7 @@ def test_a_flood_is_answered_at_a_rate_and_holds_up_nothing() -> None:
         for _ in range(1000):
             bench.of.heard("lo", wire, LOCAL, lambda _answer: None)
             await asyncio.sleep(0)
-        assert bench.of._budgets[LOCAL].tokens < 1
+        assert not bench.of._sources[LOCAL].budget.take(bench.now)
         assert BURST < 1000
 
     served(work)
@@ -233,8 +234,8 @@ def test_a_bridge_that_is_no_more_and_one_that_cannot_be_bound() -> None:
 def test_the_longest_answer_fits_a_datagram() -> None:
     name = ".".join(["a" * 63] * 3 + ["b" * 59])
     query = dns.message.make_query(name, "A")
-    rows = [f"198.51.100.{number}" for number in range(1, 40)]
-    assert len(opendns.response(query, dns.rcode.NOERROR, rows, 60)) <= 512
+    rows = tuple(f"198.51.100.{number}" for number in range(1, 40))
+    assert len(gatewaydns.response(query, Reply(dns.rcode.NOERROR, rows, 60))) <= 512
 
 
 def test_kernel_and_service_mean_the_same_port() -> None:

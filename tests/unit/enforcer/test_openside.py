@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enforcer import opendns
+from enforcer import gatewaydns
 from enforcer.netfilter import opening
 from enforcer.writerclient import Opened
 from policy.container import RESOLVER_PORT
@@ -24,11 +24,11 @@ ONE, TWO = "172.16.0.2", "172.16.0.3"
 
 @pytest.fixture(autouse=True)
 def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def follow(self: opendns.OpenDns, places: Any) -> None:
+    async def follow(self: gatewaydns.GatewayDns, places: Any) -> None:
         self._listeners = {place.bridge: place for place in places}  # type: ignore[misc]
 
-    monkeypatch.setattr(opendns.OpenDns, "follow", follow)
-    monkeypatch.setattr(opendns.OpenDns, "close", lambda _self: None)
+    monkeypatch.setattr(gatewaydns.GatewayDns, "follow", follow)
+    monkeypatch.setattr(gatewaydns.GatewayDns, "close", lambda _self: None)
 
 
 def test_the_rules_and_the_service_mean_the_same_port() -> None:
@@ -95,7 +95,7 @@ def test_an_open_session_is_ready_when_the_kernel_has_it_and_names_are_answered(
     play: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serves = [False]
-    monkeypatch.setattr(opendns.OpenDns, "serves", lambda _self, _bridge: serves[0])
+    monkeypatch.setattr(gatewaydns.GatewayDns, "serves", lambda _self, _bridge: serves[0])
 
     async def acts(world: World) -> None:
         world.container("a", "0000000a", ONE, declaration=OPEN)
