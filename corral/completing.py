@@ -61,4 +61,6 @@ def _hosts() -> Iterator[str]:
 
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         invocation = Invocation(current_user(os.environ), working_directory(), Console(nowhere))
-        yield from (name.host for name in invocation.loaded.declaration.names)
+        declaration = invocation.loaded.declaration
+        yield from (name.host for name in declaration.names)
+        yield from (pattern.host for pattern in declaration.patterns)

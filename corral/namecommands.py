@@ -36,11 +36,11 @@ def refresh(
     """
 
     def action() -> int:
-        from corral import apart
+        from corral import apart, targets
         from corral import names as on
 
         invocation = _invocation()
-        hosts = [on.parse_target(name, force=True).host for name in names or ()]
+        hosts = [targets.parse_target(name, force=True).host for name in names or ()]
         if sandbox is None and not everything:
             apart.refuse_names(invocation.loaded)
         ident = None if everything else sandbox or invocation.loaded.sandbox.id
@@ -53,7 +53,19 @@ def refresh(
 
 @app.command()
 def allow(
-    target: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Port 443 unless one is given.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST[:PORT]",
+            help="A name, or in single quotes '*.ZONE' or '^REGEX$'. Port 443 unless one is given.",
+        ),
+    ],
+    ports: Annotated[
+        str | None,
+        typer.Option(
+            "--ports", metavar="PORT,PORT", help="Several ports instead of one.", show_default=False
+        ),
+    ] = None,
     lasting: Annotated[
         str | None,
         typer.Option(
@@ -69,26 +81,32 @@ def allow(
 ) -> None:
     """Let the running sessions of this sandbox reach a name; nothing is restarted.
 
+    Zones and regular expressions are for sandboxes that have a proxy, or a resolver.
+
     \b
     Examples:
       corral allow files.example.com --for 1h
       corral allow git.example.com:8443 --save
+      corral allow '*.example.com' --ports 443,8443
     """
 
     def action() -> None:
-        from corral import apart
+        from corral import apart, targets
         from corral import names as on
         from policy.errors import PolicyError
 
-        invocation = _invocation()
-        wanted = on.parse_target(target, force=force)
-        seconds = None if lasting is None else on.parse_duration(lasting)
+        wanted = targets.parse_target(target, force=force, many=True)
+        opened = targets.parse_ports(ports, wanted.port)
+        seconds = None if lasting is None else targets.parse_duration(lasting)
         if save and sandbox is not None:
             raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+        invocation = _invocation()
         if sandbox is None:
             apart.refuse_names(invocation.loaded)
+            if not save:
+                on.refuse_many(invocation.loaded, wanted)
         ident = sandbox or invocation.loaded.sandbox.id
-        answer = on.allow(invocation, wanted, ident, lasting=seconds, keep=save, force=force)
+        answer = on.allow(invocation, wanted, ident, ports=opened, lasting=seconds, keep=save, force=force)
         _print(json.dumps(answer, indent=2) if as_json else on.told_allow(answer))
 
     _finish(action)
@@ -96,30 +114,39 @@ def allow(
 
 @app.command()
 def deny(
-    host: Annotated[str, typer.Argument(metavar="HOST")],
+    host: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST", help="A name, or in single quotes a zone or regular expression of the policy."
+        ),
+    ],
     save: Annotated[bool, typer.Option("--save", help="Take it out of corral.yaml too.")] = False,
     sandbox: Sandbox = None,
     as_json: Json = False,
 ) -> None:
     """Take a name from the running sessions of this sandbox until they end; open connections are cut.
 
+    A name below a zone can be taken alone; a zone takes all its names with it.
+
     \b
     Examples:
       corral deny files.example.com
       corral deny files.example.com --save
+      corral deny '*.example.com'
     """
 
     def action() -> None:
-        from corral import apart
+        from corral import apart, targets
         from corral import names as on
         from policy.errors import PolicyError
 
-        invocation = _invocation()
-        wanted = on.parse_target(host, force=True)
+        wanted = targets.parse_target(host, force=True, many=True)
         if wanted.port is not None:
-            raise PolicyError("a name is denied with all its ports", f"corral deny {wanted.host}")
+            shown = f"'{wanted.host}'" if wanted.many else wanted.host
+            raise PolicyError("a name is denied with all its ports", f"corral deny {shown}")
         if save and sandbox is not None:
             raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+        invocation = _invocation()
         if sandbox is None:
             apart.refuse_names(invocation.loaded)
         ident = sandbox or invocation.loaded.sandbox.id
@@ -145,8 +172,9 @@ def check(
 
     def action() -> int:
         from corral import names as on
+        from corral import targets
 
-        answer = on.check(_invocation(), on.parse_target(target, force=True, address=True), sandbox)
+        answer = on.check(_invocation(), targets.parse_target(target, force=True, address=True), sandbox)
         _print(json.dumps(answer, indent=2) if as_json else on.told_check(answer))
         return int(not answer["allowed"])
 

@@ -5,108 +5,64 @@ Declaring stays corral.yaml's; these commands talk to the enforcer about the ses
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
 from corral import apart, approval
 from corral.plain import cleaned
 from corral.policyedit import save, unsave
+from corral.targets import DEFAULT_PORT, DNS_PORTS, Target, duration
+from policy import asking
 from policy.container import HOST_ALIAS
-from policy.declaration import OPEN, Declaration, Name
+from policy.declaration import ANSWER, OPEN, Declaration, Name
 from policy.errors import EnforcerError, PolicyError
-from policy.hosts import HostError, is_address, parse_host
+from policy.hosts import HostError, is_address
 from policy.loader import LoadedPolicy, load
+from policy.patterns import declared
 
 if TYPE_CHECKING:
     from corral.context import Invocation
-
-DEFAULT_PORT = 443
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
-LONGEST = 30 * 86400
-DNS_PORTS = frozenset({53, 853})
-
-
-@dataclass(frozen=True)
-class Target:
-    """A canonical name or an address, and a TCP port; None: not given."""
-
-    host: str
-    port: int | None
-
-
-def parse_target(text: str, *, force: bool = False, address: bool = False) -> Target:
-    """Read HOST or HOST:PORT.
-
-    Args:
-        text: the argument.
-        force: accept public DNS-over-HTTPS endpoints.
-        address: accept IPv4 addresses and corral-host too.
-
-    Raises:
-        PolicyError: anything that no policy could name.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port):
-        host, port = text, ""
-    number = int(port) if port else None
-    if number is not None and not 0 < number < 65536:
-        raise PolicyError(f"{port} is not a port", "write HOST:PORT")
-    if address and (host == HOST_ALIAS or (is_address(host) and ":" not in host)):
-        return Target(host, number)
-    try:
-        return Target(parse_host(host, force=force), number)
-    except HostError as error:
-        raise PolicyError(f"{cleaned(text)}: {error.what}", error.fix) from error
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds that ``90s``, ``30m``, ``1h`` or ``2d`` are.
-
-    Raises:
-        PolicyError: anything else, nothing at all, or over 30 days.
-    """
-    match = _DURATION.fullmatch(text)
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= LONGEST:
-        raise PolicyError(f"{cleaned(text)} is not a length of time", "write 30m, 1h or 2d; at most 30d")
-    return float(seconds)
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time as people say it."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size or seconds == size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
 
 # -- allow and deny
 
 
 def allow(
-    invocation: Invocation, target: Target, sandbox: str, *, lasting: float | None, keep: bool, force: bool
+    invocation: Invocation,
+    target: Target,
+    sandbox: str,
+    *,
+    ports: tuple[int, ...] = (DEFAULT_PORT,),
+    lasting: float | None,
+    keep: bool,
+    force: bool,
 ) -> dict[str, Any]:
     """Let the running sessions of a sandbox reach a name; with ``keep`` write it into corral.yaml.
+
+    Args:
+        target: a name, or what stands for many where names are asked for.
+        sandbox: an id.
+        ports: from ``targets.parse_ports``.
+        lasting: seconds; None: until each session ends.
+        keep: write it.
+        force: accept a public DNS-over-HTTPS endpoint.
 
     Returns:
         The enforcer's answer and ``saved``: the file, or None.
 
     Raises:
-        PolicyError: a port of DNS, or ``keep`` for a time.
+        PolicyError: ``keep`` for a time; many names where nothing asks for names.
         EnforcerError: nothing runs and nothing is to be kept, or the name has no usable address.
     """
-    ports = (target.port or DEFAULT_PORT,)
-    if DNS_PORTS.intersection(ports):
-        raise PolicyError("a port of DNS: a sandbox has no DNS", "name another port")
     if keep and lasting is not None:
         raise PolicyError("what is saved does not end", "leave out --for or --save")
     answer: dict[str, Any] = {"host": target.host, "ports": list(ports), "seconds": lasting, "sessions": []}
-    if not keep or _runs(invocation, sandbox):
+    sessions = _sessions(invocation, sandbox) if keep else []
+    # A session that began without a proxy gets none, and the next one has it.
+    if not keep or (sessions and not (target.many and not any(map(_asks, sessions)))):
         answer = invocation.enforcer.allow(sandbox, target.host, ports, lasting, force=force)
+    elif sessions:
+        answer["waiting"] = True
     saved = None
     if keep:
         made = save(
@@ -119,6 +75,20 @@ def allow(
         )
         saved = str(made.path)
     return {**answer, "saved": saved}
+
+
+def refuse_many(loaded: LoadedPolicy, target: Target) -> None:
+    """Refuse what stands for many names where each name is pinned.
+
+    Raises:
+        PolicyError: nobody asks for names in the sandbox of this policy.
+    """
+    declaration = loaded.declaration
+    if target.many and not (declaration.proxied or declaration.dns == ANSWER):
+        raise PolicyError(
+            f"{target.host} stands for many names, and this sandbox has no proxy that is asked for them",
+            f"corral allow '{target.host}' --save, and a new session has one; or allow the names one by one",
+        )
 
 
 def deny(invocation: Invocation, host: str, sandbox: str, *, keep: bool) -> dict[str, Any]:
@@ -156,13 +126,27 @@ def deny(invocation: Invocation, host: str, sandbox: str, *, keep: bool) -> dict
 
 
 def _has(invocation: Invocation, sandbox: str, host: str) -> bool:
-    """Tell whether a running session may reach a name, as far as that can be told."""
+    """Tell whether a running session may reach a name or ask for it, as far as that can be told."""
+    for session in _sessions(invocation, sandbox):
+        rows = session.get("names") or ()
+        if any(row["name"] == host and row.get("state") != "REVOKED" for row in rows):
+            return True
+        patterns = session.get("patterns") or ()
+        if any(row["host"] == host or _means(row["host"], host) for row in patterns):
+            return True
+    return False
+
+
+def _means(entry: str, host: str) -> bool:
     try:
-        sessions = sessions_of(invocation.enforcer.status(), sandbox)
-    except EnforcerError:
+        return declared(entry).matches(host)
+    except HostError:
         return False
-    rows = [row for session in sessions for row in session.get("names") or ()]
-    return any(row["name"] == host and row.get("state") != "REVOKED" for row in rows)
+
+
+def _asks(session: Mapping[str, Any]) -> bool:
+    """Tell whether a session asks for names: of a proxy, or of the answerer."""
+    return bool(session.get("asks"))
 
 
 def _loader(invocation: Invocation) -> Callable[[Any], LoadedPolicy]:
@@ -170,11 +154,12 @@ def _loader(invocation: Invocation) -> Callable[[Any], LoadedPolicy]:
     return lambda path: load(path, home=user.home, environ=dict(user.environ), uid=user.uid)
 
 
-def _runs(invocation: Invocation, sandbox: str) -> bool:
+def _sessions(invocation: Invocation, sandbox: str) -> list[Mapping[str, Any]]:
+    """Return the sessions of a sandbox that get something; none when that cannot be told."""
     try:
-        return bool(sessions_of(invocation.enforcer.status(), sandbox))
+        return sessions_of(invocation.enforcer.status(), sandbox)
     except EnforcerError:
-        return False
+        return []
 
 
 def sessions_of(status: Mapping[str, Any], sandbox: str) -> list[Mapping[str, Any]]:
@@ -196,11 +181,12 @@ def told_allow(answer: Mapping[str, Any]) -> str:
     until = "until it ends" if seconds is None else f"for {duration(float(seconds))}"
     lines = [
         f"{answer['host']} port {ports} is allowed in {row['service']}-{row['session']} {until}: "
-        + ", ".join(row.get("addresses") or ())
+        + (", ".join(row.get("addresses") or ()) or "it is resolved when it is asked for")
         for row in answer.get("sessions") or ()
     ]
     if answer.get("saved"):
-        lines.append(f"saved in {answer['saved']}; new sessions have it")
+        only = "; those that run have no proxy, and do not" if answer.get("waiting") else ""
+        lines.append(f"saved in {answer['saved']}; new sessions have it{only}")
     return "\n".join(lines)
 
 
@@ -315,12 +301,32 @@ def _by_list(loaded: LoadedPolicy, host: str, port: int) -> tuple[bool, str]:
     if is_address(host):
         return False, "an address is reachable only while an allowed name has it, on that name's ports"
     name = next((name for name in loaded.declaration.names if name.host == host), None)
-    if name is None:
+    if name is not None and port in name.ports:
+        return True, f"allowed on port {_ports(name.ports)} by {origin(loaded, host)}"
+    patterns = loaded.declaration.patterns
+    entries = asking.matching(patterns, host)
+    fit = [entry for entry in entries if port in entry.ports]
+    if fit:
+        by = origin(loaded, host) if fit[0].exact else f"{fit[0].host} of egress.allow"
+        return True, f"allowed on port {_ports(fit[0].ports)} by {by}, {_how(loaded.declaration)}"
+    known = {*(name.ports if name is not None else ()), *(asking.ports(patterns, host))}
+    if not known:
         return False, f"not in the policy; to allow it: corral allow {host}"
-    ports = ", ".join(map(str, name.ports))
-    if port not in name.ports:
-        return False, f"allowed on port {ports}, not on {port}; to allow it: corral allow {host}:{port}"
-    return True, f"allowed on port {ports} by {origin(loaded, host)}"
+    return (
+        False,
+        f"allowed on port {_ports(sorted(known))}, not on {port}; to allow it: corral allow {host}:{port}",
+    )
+
+
+def _ports(ports: Iterable[int]) -> str:
+    return ", ".join(map(str, ports))
+
+
+def _how(declaration: Declaration) -> str:
+    """Say how a name is reached that is not pinned."""
+    if declaration.proxied:
+        return "through the sandbox's proxy"
+    return "opened when it is asked for by DNS"
 
 
 def _by_open(host: str, port: int) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""``corral allow --save``, ``corral deny --save``: a name comes or goes, nothing else of the file changes."""
+"""``corral allow --save``, ``corral deny --save``: an entry comes or goes, nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,41 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from policy.declaration import Declaration, Name
-from policy.edit import EditError, add_entry, entry, remove_entries
+from policy import asking
+from policy.declaration import Declaration
+from policy.edit import EditError, add_entry, remove_entries
 from policy.errors import CorralError, PolicyError
 from policy.loader import LoadedPolicy
+from policy.patterns import is_pattern
 from policy.revision import REACH, Grant, revision
+from policy.schema import DEFAULT_PORT, AllowEntry
 
 Reach = dict[str, frozenset[int]]
 
 
 def reach(declaration: Declaration) -> Reach:
-    """Return name -> ports."""
+    """Return name -> ports, of what is pinned."""
     return {name.host: frozenset(name.ports) for name in declaration.names}
+
+
+def _listed(declaration: Declaration) -> Reach:
+    """Return entry -> ports, of all that is pinned or may be asked for."""
+    found = reach(declaration)
+    for pattern in declaration.patterns:
+        found[pattern.host] = found.get(pattern.host, frozenset()) | frozenset(pattern.ports)
+    return found
+
+
+def written(entry: AllowEntry) -> str:
+    """Return an entry as it is written in a list, in its shortest form."""
+    host = f"'{entry.host}'" if is_pattern(entry.host) else entry.host
+    fields = [f"host: {host}"]
+    if entry.ports != (DEFAULT_PORT,):
+        fields.append(f"ports: [{', '.join(map(str, entry.ports))}]")
+    fields += ["optional: true"] * entry.optional + ["liveness: false"] * (not entry.liveness)
+    fields += ["protocol: tcp"] * (entry.protocol == "tcp") + ["sni: false"] * (not entry.sni)
+    fields += ["force: true"] * entry.force
+    return host if len(fields) == 1 else "{" + ", ".join(fields) + "}"
 
 
 def save(
@@ -38,7 +61,7 @@ def save(
 
     Args:
         loaded: the policy as the command found it.
-        host: canonical name.
+        host: canonical name, or a pattern's text.
         ports: to be reachable.
         load: reads a policy file of the same project.
         force: see ``egress.allow``.
@@ -48,18 +71,16 @@ def save(
     Raises:
         PolicyError: the file changed meanwhile, or is written in a way that is not edited.
     """
-    old = reach(loaded.declaration).get(host, frozenset())
+    old = _listed(loaded.declaration).get(host, frozenset())
     missing = tuple(port for port in ports if port not in old)
     if not missing:
         return loaded
-    written = next((one for one in loaded.policy.egress.allow if one.host == host), None)
-    wishes = {} if written is None else {"optional": written.optional, "liveness": written.liveness}
-    new = entry(
-        Name(host=host, ports=missing, **wishes), force=force or (written is not None and written.force)
-    )
-    by_hand = f"add it to egress.allow in {loaded.path} yourself: - {new}"
-    expected = {**reach(loaded.declaration), host: old | frozenset(ports)}
-    return _write(loaded, lambda text: add_entry(text, new), expected, load, by_hand, saved)
+    allow = loaded.policy.egress.allow
+    # Of two entries for one name the strict wish wins: with others, this one would undo those.
+    like = next((one for one in allow if one.host == host), AllowEntry(force=force, host=host))
+    new = like.model_copy(update={"ports": missing, "force": force or like.force})
+    by_hand = f"add it to egress.allow in {loaded.path} yourself: - {written(new)}"
+    return _write(loaded, lambda text: add_entry(text, written(new)), (*allow, new), load, by_hand, saved)
 
 
 def unsave(
@@ -75,24 +96,34 @@ def unsave(
         PolicyError: the file changed meanwhile, is written in a way that is not edited, or the name comes
             from elsewhere.
     """
-    old = reach(loaded.declaration)
-    if host not in old:
+    allow = loaded.policy.egress.allow
+    if host not in _listed(loaded.declaration):
+        _refuse_part(loaded, host)
         return loaded
-    if not any(one.host == host for one in loaded.policy.egress.allow):
+    if not any(one.host == host for one in allow):
         raise PolicyError(
             f"{host} is no entry of egress.allow in {loaded.path}",
             "when it is one of the profile's own: egress.profile_defaults: false; when it comes from this "
             "host's configuration: egress.from_host",
         )
-    expected = {name: ports for name, ports in old.items() if name != host}
+    left = tuple(one for one in allow if one.host != host)
     by_hand = f"take it out of egress.allow in {loaded.path} yourself"
-    return _write(loaded, lambda text: remove_entries(text, host), expected, load, by_hand, saved)
+    return _write(loaded, lambda text: remove_entries(text, host), left, load, by_hand, saved)
+
+
+def _refuse_part(loaded: LoadedPolicy, host: str) -> None:
+    entries = [] if is_pattern(host) else asking.matching(loaded.declaration.patterns, host)
+    if entries:
+        raise PolicyError(
+            f"{host} is allowed by {entries[0].host} in {loaded.path}, of which no part can be taken out",
+            f"corral deny '{entries[0].host}' --save, and allow the names that are needed",
+        )
 
 
 def _write(
     loaded: LoadedPolicy,
     edit: Callable[[str], str],
-    expected: Reach,
+    allow: tuple[AllowEntry, ...],
     load: Callable[[Path], LoadedPolicy],
     by_hand: str,
     saved: Callable[[LoadedPolicy, LoadedPolicy], None],
@@ -111,7 +142,7 @@ def _write(
                 stream.flush()
                 os.fsync(stream.fileno())
             made = load(partial)
-            _check(loaded, made, text, expected)
+            _check(loaded, made, text, allow)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -125,11 +156,11 @@ def _write(
     return made
 
 
-def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, expected: Reach) -> None:
-    same = {"egress": None}
+def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, allow: tuple[AllowEntry, ...]) -> None:
+    egress = before.policy.egress.model_copy(update={"allow": allow})
     if (
-        reach(after.declaration) != expected
-        or after.policy.model_copy(update=same) != before.policy.model_copy(update=same)
+        after.policy != before.policy.model_copy(update={"egress": egress})
+        or after.from_host != before.from_host
         or hashlib.sha256(text.encode()).hexdigest() != after.sha256
         or _beside(before) != _beside(after)
     ):
@@ -139,5 +170,10 @@ def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, expected: Reach
 def _beside(loaded: LoadedPolicy) -> tuple[frozenset[Grant], object, object]:
     """Return what a policy allows beside names."""
     found = revision(loaded)
-    settings = {key: value for key, value in found.settings.items() if not key.startswith("egress.allow.")}
+    # What may be asked for follows from the entries, which were compared.
+    settings = {
+        key: value
+        for key, value in found.settings.items()
+        if not key.startswith("egress.allow.") and key != "declaration.patterns"
+    }
     return frozenset(grant for grant in found.grants if grant[0] != REACH), found.amounts, settings

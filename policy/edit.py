@@ -13,7 +13,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from policy.declaration import Name
-from policy.hosts import HostError, parse_host
+from policy.hosts import HostError
+from policy.patterns import parse_pattern
 
 DEFAULT_PORTS = (443,)
 
@@ -65,7 +66,7 @@ def add_entry(text: str, new: str) -> str:
 
 
 def remove_entries(text: str, host: str) -> str:
-    """Return ``text`` without the entries of ``egress.allow`` that name ``host``, a canonical name.
+    """Return ``text`` without the entries of ``egress.allow`` that are ``host``, a name's or pattern's text.
 
     Comments on lines of their own stay; one behind an entry goes with it.
 
@@ -113,7 +114,7 @@ def _root(text: str) -> MappingNode:
 def _names(item: Any, host: str) -> bool:
     node = _child(item, "host")[1] if isinstance(item, MappingNode) else item
     try:
-        return isinstance(node, ScalarNode) and parse_host(str(node.value), force=True) == host
+        return isinstance(node, ScalarNode) and parse_pattern(str(node.value), force=True).text == host
     except HostError:
         return False
 

@@ -14,9 +14,9 @@ from agent_image.files.entrypoint import apart as gate
 from corral import apart, build, checks, lifecycle, names, render, run, state, verify
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created, prepare
-from corral.names import Target
 from corral.session import Request
 from corral.status import render as shown
+from corral.targets import Target
 from policy.container import HOSTS_TARGET, Limits
 from policy.declaration import LABEL_CONNECTION
 from policy.errors import PolicyError

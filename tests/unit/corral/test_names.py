@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from corral import approval, namecommands, names
 from corral.cli import main
 from corral.context import Invocation
-from corral.names import Target, parse_duration, parse_target
+from corral.targets import Target, parse_duration, parse_ports, parse_target
 from policy.declaration import Declaration, Name
 from policy.errors import EnforcerError, NotReadyError, PolicyError
-from policy.loader import load
+from policy.loader import LoadedPolicy, load
 from policy.revision import revision
 from tests.unit.corral.fakes import FakeEnforcer
 
@@ -60,7 +60,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 def allow(invocation: Invocation, host: str = "new.example.com", **options: Any) -> dict[str, Any]:
     words: dict[str, Any] = {"lasting": None, "keep": False, "force": False} | options
-    return names.allow(invocation, parse_target(host), invocation.loaded.sandbox.id, **words)
+    target = parse_target(host, many=True)
+    words.setdefault("ports", parse_ports(None, target.port))
+    return names.allow(invocation, target, invocation.loaded.sandbox.id, **words)
 
 
 def running(enforcer: FakeEnforcer, invocation: Invocation) -> None:
@@ -361,3 +363,136 @@ def test_a_name_that_is_not_in_the_file_is_closed_where_it_runs(
     has(enforcer, invocation)
     assert denied(invocation)["saved"] is None
     assert enforcer.changes[-1][0] == "deny"
+
+
+# -- zones and regular expressions
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("*.Example.com", Target("*.example.com", None)),
+        ("*.example.com:8443", Target("*.example.com", 8443)),
+        (r"regex:^(api|www)\.example\.com$", Target(r"regex:(api|www)\.example\.com", None)),
+        (r"^(?:api|www)\.example\.com$:22", Target(r"regex:(?:api|www)\.example\.com", 22)),
+        (r"regex:a{2}\.example\.com:22", Target(r"regex:a{2}\.example\.com", 22)),
+        ("api.example.com", Target("api.example.com", None)),
+    ],
+)
+def test_a_target_may_stand_for_many_names(text: str, target: Target) -> None:
+    assert parse_target(text, many=True) == target
+    assert parse_target(text, many=True).many is (target.host != "api.example.com")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*example.com", "*.com", "*.github.io", "*", "^api.example.com$", "^api", "api*", "regex:443", "regex:", "*.x\x1b[2J.com"],
+)  # fmt: skip
+def test_a_pattern_that_no_policy_may_have_is_told_with_how_it_is_quoted(text: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_target(text, many=True)
+    assert "single quotes" in (caught.value.hint or "")
+    assert "\x1b" not in caught.value.render()
+
+
+def test_a_plain_name_that_is_wrong_is_told_nothing_of_shells() -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_target("localhost", many=True)
+    assert "quotes" not in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "ports"),
+    [(None, None, (443,)), (None, 22, (22,)), ("443,8443,443", None, (443, 8443))],
+)
+def test_ports_are_given_in_one_place(text: str | None, given: int | None, ports: tuple[int, ...]) -> None:
+    assert parse_ports(text, given) == ports
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "told"),
+    [
+        ("22", 443, "given twice"),
+        ("", None, "nothing is not a port"),
+        ("443,0", None, "0 is not a port"),
+        ("443,\x1b", None, "is not a port"),
+        ("70000", None, "is not a port"),
+        (",".join(map(str, range(1000, 1065))), None, "more than 64"),
+        ("443,853", None, "no DNS"),
+        (None, 53, "no DNS"),
+    ],
+)
+def test_what_are_no_ports_is_refused(text: str | None, given: int | None, told: str) -> None:
+    with pytest.raises(PolicyError, match=told) as caught:
+        parse_ports(text, given)
+    assert "\x1b" not in caught.value.render()
+
+
+def with_egress(invocation: Invocation, egress: str) -> LoadedPolicy:
+    path, user = invocation.loaded.path, invocation.user
+    path.write_text(f"profile: opencode\nname: demo\negress: {egress}\n")
+    return load(path, home=user.home, environ=dict(user.environ), uid=user.uid)
+
+
+def test_many_names_need_somebody_who_asks_for_them(invocation: Invocation) -> None:
+    with pytest.raises(PolicyError, match="no proxy") as caught:
+        names.refuse_many(invocation.loaded, parse_target("*.example.com", many=True))
+    assert "corral allow '*.example.com' --save" in (caught.value.hint or "")
+    names.refuse_many(invocation.loaded, parse_target("api.example.com"))
+    for egress in ("{mode: proxy}", "{dns: answer}", "{allow: ['*.example.org']}"):
+        names.refuse_many(with_egress(invocation, egress), parse_target("*.example.com", many=True))
+
+
+def test_a_zone_is_allowed_where_it_runs(invocation: Invocation, enforcer: FakeEnforcer) -> None:
+    answer = allow(invocation, "*.example.com", ports=(443, 8443))
+    assert enforcer.changes == [
+        ("allow", invocation.loaded.sandbox.id, "*.example.com", (443, 8443), None, False)
+    ]
+    answer["sessions"] = [{**row, "addresses": []} for row in answer["sessions"]]
+    assert names.told_allow(answer) == (
+        "*.example.com port 443, 8443 is allowed in main-00000001 until it ends: "
+        "it is resolved when it is asked for"
+    )
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_saved_zone_is_opened_only_where_names_are_asked_for(
+    invocation: Invocation, enforcer: FakeEnforcer, asks: bool
+) -> None:
+    running(enforcer, invocation)
+    enforcer.status_answer["sandboxes"][0]["sessions"][0]["asks"] = asks
+    answer = allow(invocation, "*.example.com:8443", keep=True)
+    assert bool(enforcer.changes) is asks
+    assert "    - {host: '*.example.com', ports: [8443]}\n" in invocation.loaded.path.read_text()
+    assert ("those that run have no proxy" in names.told_allow(answer)) is not asks
+
+
+def test_a_saved_denial_is_asked_of_sessions_that_ask_for_names(
+    invocation: Invocation, enforcer: FakeEnforcer
+) -> None:
+    running(enforcer, invocation)
+    session = enforcer.status_answer["sandboxes"][0]["sessions"][0]
+    session["patterns"] = [{"host": "*.example.com", "ports": [443]}, {"host": "not one", "ports": [443]}]
+    for host in ("files.example.com", "*.example.com", "example.com"):
+        names.deny(invocation, host, invocation.loaded.sandbox.id, keep=True)
+    assert [change[2] for change in enforcer.changes] == ["files.example.com", "*.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("egress", "host", "port", "verdict", "reason"),
+    [
+        ("{mode: proxy, allow: ['*.example.com']}", "a.example.com", 443, True, "allowed on port 443 by *.example.com of egress.allow, through the sandbox's proxy"),
+        ("{mode: proxy, allow: ['*.example.com']}", "a.example.com", 22, False, "allowed on port 443, not on 22"),
+        ("{mode: proxy, allow: ['*.example.com']}", "example.com", 443, False, "not in the policy"),
+        ("{mode: proxy, allow: [a.example.com]}", "a.example.com", 443, True, "by egress.allow, through the sandbox's proxy"),
+        ("{allow: [a.example.com, {host: '*.example.com', ports: [22]}]}", "a.example.com", 443, True, "allowed on port 443 by egress.allow"),
+        ("{allow: [a.example.com, {host: '*.example.com', ports: [22]}]}", "a.example.com", 22, True, "by *.example.com of egress.allow"),
+        ("{allow: [a.example.com, {host: '*.example.com', ports: [22]}]}", "a.example.com", 80, False, "allowed on port 22, 443, not on 80"),
+        ("{dns: answer, allow: ['a.example.com']}", "a.example.com", 443, True, "allowed on port 443 by egress.allow"),
+    ],
+)  # fmt: skip
+def test_the_policy_is_judged_by_what_may_be_asked_for_too(
+    invocation: Invocation, egress: str, host: str, port: int, verdict: bool, reason: str
+) -> None:
+    allowed, told = names.by_policy(with_egress(invocation, egress), host, port)
+    assert (allowed, reason in told) == (verdict, True), told

@@ -166,3 +166,72 @@ def test_what_an_agent_writes_while_a_name_is_taken_out_is_not_what_was_saved(
     (policy.path).write_text(hers)
     with pytest.raises(PolicyError, match="changed while it was being edited"):
         unsave(policy, "a.example.com", again)
+
+
+# -- zones, regular expressions, and what a proxy is asked for
+
+
+def rewritten(policy: LoadedPolicy, again: Again, text: str) -> LoadedPolicy:
+    policy.path.write_text(text)
+    return again(policy.path)
+
+
+def test_a_zone_and_an_expression_are_written_in_quotes(policy: LoadedPolicy, again: Again) -> None:
+    made = save(policy, "*.example.org", (443,), again)
+    assert made.declaration.proxied
+    made = save(made, r"regex:(a|b)\.example\.net", (22, 443), again)
+    assert policy.path.read_text() == POLICY + (
+        "    - '*.example.org'\n    - {host: 'regex:(a|b)\\.example\\.net', ports: [22, 443]}\n"
+    )
+    assert [pattern.host for pattern in made.declaration.patterns][1:] == [
+        "*.example.org",
+        r"regex:(a|b)\.example\.net",
+    ]
+
+
+def test_a_port_is_added_to_a_zone_with_what_the_zone_wishes(policy: LoadedPolicy, again: Again) -> None:
+    zone = rewritten(
+        policy, again, "profile: opencode\negress: {allow: [{host: '*.example.org', sni: false}]}\n"
+    )
+    made = save(zone, "*.example.org", (8443,), again)
+    (pattern,) = [one for one in made.declaration.patterns if one.host == "*.example.org"]
+    assert (set(pattern.ports), pattern.sni) == ({443, 8443}, False)
+
+
+def test_a_name_is_saved_where_none_is_pinned_and_not_twice(policy: LoadedPolicy, again: Again) -> None:
+    proxied = rewritten(policy, again, "profile: opencode\negress:\n  mode: proxy\n")
+    made = save(proxied, "b.example.com", (443,), again)
+    assert "b.example.com" in {pattern.host for pattern in made.declaration.patterns}
+    assert made.declaration.names == ()
+    assert save(made, "b.example.com", (443,), again) is made
+
+
+def test_a_zone_is_taken_out_however_it_is_written(policy: LoadedPolicy, again: Again) -> None:
+    text = POLICY + "    - '*.Example.org'\n    - ^a{2}\\.example\\.net$\n"
+    zone = rewritten(policy, again, text)
+    made = unsave(zone, "*.example.org", again)
+    made = unsave(made, r"regex:a{2}\.example\.net", again)
+    assert policy.path.read_text() == POLICY
+    assert not made.declaration.proxied
+
+
+def test_no_part_of_a_zone_can_be_taken_out(policy: LoadedPolicy, again: Again) -> None:
+    zone = rewritten(policy, again, POLICY + "    - '*.example.org'\n")
+    with pytest.raises(PolicyError, match=r"allowed by \*\.example\.org") as caught:
+        unsave(zone, "a.example.org", again)
+    assert "corral deny '*.example.org' --save" in (caught.value.hint or "")
+
+
+def test_what_the_hosts_clients_name_meanwhile_is_not_saved_with_it(
+    policy: LoadedPolicy, again: Again, home: Path
+) -> None:
+    text = "profile: opencode\negress:\n  from_host: [npm]\n  allow: [a.example.com]\n"
+    before = rewritten(policy, again, text)
+
+    def later(path: Path) -> LoadedPolicy:
+        (home / ".npmrc").write_text("registry=https://npm.example.org/\n")
+        return again(path)
+
+    with pytest.raises(PolicyError, match="would not say"):
+        save(before, "b.example.com", (443,), later)
+    assert policy.path.read_text() == text
