@@ -51,7 +51,8 @@ def _sessions(sandbox: Path) -> Iterator[str]:
     paths = StatePaths(sandbox)
     with contextlib.suppress(OSError):
         for place in (sandbox / "sessions").iterdir():
-            if SESSION_ID.fullmatch(place.name):
+            # The sandbox's proxy has its files there, too.
+            if SESSION_ID.fullmatch(place.name) and not sandbox.name.endswith(place.name):
                 yield read_note(paths, place.name).name or place.name
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from corral import attended, engine, leftovers, network, relay, state, units
 from corral.context import Invocation
-from policy.declaration import LABEL_SANDBOX, LABEL_SESSION
+from policy import proxying
+from policy.declaration import LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION
 from policy.errors import CorralError, EnforcerError, EngineError, PolicyError
 from policy.identity import BRIDGE_PREFIX, SANDBOX_ID, Sandbox, StatePaths, sandbox_for, state_paths
 from policy.loader import find
@@ -178,7 +179,9 @@ def _containers(invocation: Invocation, sandbox: Sandbox) -> tuple[str, ...]:
     from docker.errors import NotFound
 
     names = []
-    for entry in engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid):
+    found = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+    # Whoever ends in order may have something to say to the world until then.
+    for entry in sorted(found, key=_is_proxy):
         name = engine.container_name(entry)
         with engine.errors(f"stopping {name}"), contextlib.suppress(NotFound):
             invocation.api.stop(entry["Id"], timeout=GRACE)
@@ -187,6 +190,10 @@ def _containers(invocation: Invocation, sandbox: Sandbox) -> tuple[str, ...]:
             invocation.enforcer.withdraw(entry["Id"])
         names.append(name)
     return tuple(names)
+
+
+def _is_proxy(entry: Mapping[str, Any]) -> bool:
+    return (entry.get("Labels") or {}).get(LABEL_SERVICE) == proxying.SERVICE
 
 
 def _sessions(invocation: Invocation, sandbox: Sandbox, paths: StatePaths) -> None:

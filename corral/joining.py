@@ -191,8 +191,32 @@ def choose(
         PolicyError: there is no policy and no sandbox here.
         CorralError: there is none, or there are several.
     """
-    from corral.down import chosen, of_directory
-
-    idents = {chosen(sandbox).id} if sandbox else {one.id for one in of_directory(invocation)}
+    idents = _idents(invocation, sandbox)
     every = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
     return sessions.pick([one for one in every if one.sandbox in idents], given, what=what, running=running)
+
+
+def choose_proxy(invocation: Invocation, sandbox: str | None) -> Session:
+    """Return the proxy of this directory's sandbox, or of one that is named, as if it were a session.
+
+    Raises:
+        PolicyError: there is no policy and no sandbox here.
+        CorralError: there is none, or there are several.
+    """
+    idents = _idents(invocation, sandbox)
+    every = sessions.proxies(invocation.api, invocation.user.uid, invocation.data)
+    found = [one for one in every if one.sandbox in idents]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(one.sandbox for one in found)
+        raise CorralError(f"there are {len(found)} proxies here: those of {listed}", "name one: --sandbox ID")
+    raise CorralError(
+        "there is no proxy here", "it is there while a session runs whose policy has zones or regexes"
+    )
+
+
+def _idents(invocation: Invocation, sandbox: str | None) -> set[str]:
+    from corral.down import chosen, of_directory
+
+    return {chosen(sandbox).id} if sandbox else {one.id for one in of_directory(invocation)}

@@ -13,7 +13,7 @@ from corral.context import Invocation
 from corral.engine import base_url
 from corral.sessions import Session
 from policy.errors import CorralError, EnforcerError
-from policy.identity import SESSION_ID, StatePaths
+from policy.identity import SESSION_ID, Sandbox, StatePaths
 
 GRACE = 10
 # Beside the engine's socket, written when it starts; and seconds that a restart takes at most.
@@ -39,6 +39,20 @@ def remove(invocation: Invocation, session: Session) -> None:
     paths = StatePaths(invocation.data / session.sandbox)
     tell(invocation, paths, session.session)
     state.remove_session(paths, session.session)
+    release_proxy(invocation, Sandbox(session.sandbox))
+
+
+def release_proxy(invocation: Invocation, sandbox: Sandbox) -> None:
+    """Remove a sandbox's proxy if it has one that no session needs any more; a failure is told."""
+    # Most sandboxes have none, and need not know how.
+    if not StatePaths(invocation.data / sandbox.id).session(sandbox.token).exists():
+        return
+    from corral import proxying
+
+    try:
+        proxying.release(invocation, sandbox)
+    except CorralError as error:
+        invocation.console.warn(error.message)
 
 
 def finish(invocation: Invocation, session: Session) -> None:
@@ -52,6 +66,7 @@ def finish(invocation: Invocation, session: Session) -> None:
         return
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(session.ident)
+    release_proxy(invocation, Sandbox(session.sandbox))
     tell(invocation, StatePaths(invocation.data / session.sandbox), session.session)
     invocation.console.tell(
         f"kept: {session.container} (corral inspect, corral logs); corral down removes it"

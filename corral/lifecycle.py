@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corral import (
     apart,
@@ -44,6 +44,9 @@ from policy.loader import LoadedPolicy
 from policy.records import dataclass
 from policy.revision import revision
 from policy.secrets import read_env_file
+
+if TYPE_CHECKING:
+    from corral.proxying import Using
 
 IPV6 = Path("/proc/sys/net/ipv6")
 READY_TIMEOUT = 15.0
@@ -81,6 +84,7 @@ class _Made:
     left: bool = False
     # The lock that says, until we end, that somebody looks after it; see policy.holding.
     lock: int | None = None
+    proxy: Using | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +255,8 @@ def created(
     keep = loaded.policy.keep and request.purpose != "verify"
     made = _Made(loaded.sandbox.container(SERVICE, request.session), request.session, keep=keep)
     with attended.attendance() as ours, _undone(invocation, made):
+        if loaded.declaration.proxied:
+            made.proxy = _proxy(invocation, prepared, request.session)
         protected = protect.read_only(loaded, invocation.user.environ)
         state.create_session(paths, request.session, mounts(loaded, paths, request.session))
         made.lock = state.hold_session(paths, request.session, keep=keep)
@@ -304,8 +310,35 @@ def created(
             for warning in (*told, *ready.get("warnings", ())):
                 invocation.console.warn(str(warning))
             working.result()
+            if made.proxy is not None:
+                made.proxy.result()
             places.check()
             yield Created(made.ident, spec, ready, fetched, made)
+
+
+def _proxy(invocation: Invocation, prepared: Prepared, session: str) -> Using:
+    """Begin to see to the proxy of the sandbox."""
+    # Most sandboxes have none.
+    from corral.proxying import Needs, Using
+
+    if prepared.plan is None:
+        raise CorralError("a sandbox without a network of its own has no proxy", "corral policy check")
+    needs = Needs(session, prepared.image, prepared.plan, prepared.limits, outside(invocation), IPV6.exists())
+    return Using(invocation, needs)
+
+
+def ensure_proxy(invocation: Invocation, prepared: Prepared, session: str) -> None:
+    """See to it that the proxy of a session that runs already is there, if it needs one.
+
+    Raises:
+        EngineError, EnforcerError, CorralError: it cannot be started.
+    """
+    if invocation.loaded.declaration.proxied:
+        using = _proxy(invocation, prepared, session)
+        try:
+            using.result()
+        finally:
+            using.end(last=False)
 
 
 def _look_again(invocation: Invocation, places: held.Held) -> None:
@@ -333,7 +366,8 @@ def _create_hosts(spec: SessionSpec, layout: Plan | None) -> None:
         create_hosts_file(Path(spec.hosts_file), apart.HOSTS.format(spec.service).encode())
         return
     names = [name.host for name in spec.declaration.names]
-    content = render_hosts_file(spec.service, spec.address, str(layout.gateway), names)
+    proxied, gateway = spec.declaration.proxied, str(layout.gateway)
+    content = render_hosts_file(spec.service, spec.address, gateway, names, proxied=proxied)
     create_hosts_file(Path(spec.hosts_file), content)
 
 
@@ -347,6 +381,11 @@ def _undone(invocation: Invocation, made: _Made) -> Iterator[None]:
     finally:
         with signals_held():
             problems = _end(invocation, made, failed=failed)
+            if made.proxy is not None:
+                try:
+                    made.proxy.end(last=failed or not made.left)
+                except CorralError as error:
+                    problems.append(error)
             if made.lock is not None:
                 os.close(made.lock)
         for problem in problems:

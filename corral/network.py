@@ -14,8 +14,9 @@ from corral import oserrors, process, rootless, subnets
 from corral.engine import errors, missing
 from corral.limits import judge_warnings
 from corral.subnets import Plan, Taken
+from policy import proxying
 from policy.container import network_body, network_differences
-from policy.declaration import LABEL_SANDBOX, LABEL_UID
+from policy.declaration import LABEL_SANDBOX, LABEL_SERVICE, LABEL_UID
 from policy.errors import CorralError, EngineError
 from policy.identity import Sandbox
 
@@ -177,7 +178,7 @@ def _is_ours(found: Mapping[str, Any], sandbox: Sandbox, uid: int) -> bool:
 
 
 def free_address(api: APIClient, sandbox: Sandbox, plan: Plan, turn: Path) -> tuple[IPv4Address, bool]:
-    """Return the next address that no container holds, and whether any holds one.
+    """Return the next address that no container holds, and whether any session's holds one.
 
     Call it and create the container under one lock.
 
@@ -190,6 +191,7 @@ def free_address(api: APIClient, sandbox: Sandbox, plan: Plan, turn: Path) -> tu
     with errors("listing containers"):
         entries = api.containers(all=True, filters={"network": sandbox.network})
     used = subnets.addresses_in_use(entries, sandbox.network)
+    sessions = [row for row in entries if (row.get("Labels") or {}).get(LABEL_SERVICE) != proxying.SERVICE]
     last = ""
     # It only saves time, so a disk that refuses stands in nobody's way.
     with contextlib.suppress(OSError):
@@ -197,7 +199,7 @@ def free_address(api: APIClient, sandbox: Sandbox, plan: Plan, turn: Path) -> tu
     found = subnets.allocate(plan, used, last)
     with contextlib.suppress(OSError):
         turn.write_text(f"{found}\n", encoding="ascii")
-    return found, bool(used)
+    return found, bool(subnets.addresses_in_use(sessions, sandbox.network))
 
 
 def remove(api: APIClient, sandbox: Sandbox, uid: int) -> list[str] | None:

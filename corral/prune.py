@@ -16,7 +16,7 @@ from corral.pruned import Outcome, Thing, planned
 from corral.sessions import DAEMON
 from corral.sweeping import Container, Directory, Found, Image, Network, Plan
 from corral.user import User
-from policy import holding
+from policy import holding, proxying
 from policy.declaration import LABEL_PURPOSE, LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION, LABEL_UID
 from policy.errors import CorralError, EnforcerError, EngineError, EngineGoneError, PolicyError
 from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
@@ -143,14 +143,15 @@ class Prune:
             sandbox, session = str(labels.get(LABEL_SANDBOX)), str(labels.get(LABEL_SESSION))
             if not (SANDBOX_ID.fullmatch(sandbox) and SESSION_ID.fullmatch(session)):
                 continue
-            name = container_name(row)
+            name, service = container_name(row), str(labels.get(LABEL_SERVICE))
             # The whole name, not a part of it: what merely says "corral" is somebody else's.
-            if name != Sandbox(sandbox).container(str(labels.get(LABEL_SERVICE)), session):
+            if name != Sandbox(sandbox).container(service, session):
                 continue
             kept = (self._paths(sandbox).session(session) / holding.KEPT).exists()
             held = self._held(sandbox, session)
-            on = labels.get(LABEL_PURPOSE) == DAEMON
-            yield Container(str(row["Id"]), name, sandbox, session, str(row.get("State")), held, kept, on)
+            on, proxy = labels.get(LABEL_PURPOSE) == DAEMON, service == proxying.SERVICE
+            state_ = str(row.get("State"))
+            yield Container(str(row["Id"]), name, sandbox, session, state_, held, kept, on, proxy)
 
     def _networks(self) -> Iterator[Network]:
         with self._asking("listing networks"):
@@ -274,6 +275,8 @@ class Prune:
         from docker.errors import APIError, NotFound
 
         with contextlib.ExitStack() as stack:
+            if one.proxy and not (stack.enter_context(self._idle(one.sandbox)) and self._unneeded(one)):
+                return ""
             if not one.running and not stack.enter_context(
                 holding.unheld(self._paths(one.sandbox).session(one.session))
             ):
@@ -292,6 +295,13 @@ class Prune:
         with contextlib.suppress(EnforcerError):
             self._enforcer.withdraw(one.ident)
         return None
+
+    def _unneeded(self, proxy: Container) -> bool:
+        """Look again whether no session of the sandbox runs, now that nobody can start one."""
+        wanted = [f"{LABEL_UID}={self._user.uid}", f"{LABEL_SANDBOX}={proxy.sandbox}"]
+        with self._asking("listing containers"):
+            rows = self._api.containers(filters={"label": wanted})
+        return {str(row["Id"]) for row in rows} <= {proxy.ident}
 
     @contextlib.contextmanager
     def _idle(self, sandbox: str) -> Iterator[bool]:

@@ -142,6 +142,8 @@ def request(
         sessions.valid_name(options.name)
     if options.session:
         sessions.valid_id(options.session)
+        if options.session == loaded.sandbox.token:
+            raise PolicyError(f"the id {options.session} is that of the sandbox's proxy", "choose another id")
     if options.name or options.session:
         every = sessions.all_of(invocation.api, user.uid, invocation.data)
         if options.name:
@@ -196,6 +198,9 @@ def look_around(invocation: Invocation) -> None:
     every = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
     mine = [one for one in every if one.sandbox == loaded.sandbox.id]
     leftovers.sweep(invocation, mine)
+    if not loaded.declaration.proxied:
+        # Of a policy of before, whose sessions may all have been killed.
+        leftovers.release_proxy(invocation, loaded.sandbox)
     notice = sessions.other_policy(mine, revision(loaded).sha256)
     if notice:
         invocation.console.tell(notice)

@@ -93,11 +93,17 @@ def logs(
         int | None, typer.Option("--tail", min=0, help="The last so many lines.", show_default=False)
     ] = None,
     sandbox: Sandbox = None,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="Of the sandbox's proxy: what it was asked for, and its answers.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a session printed, of one that has ended too. What would command your terminal is left out.
 
-    Example: corral logs --follow --since 10m
+    \b
+    Examples:
+      corral logs --follow --since 10m
+      corral logs --proxy --tail 20
     """
 
     def action() -> None:
@@ -105,10 +111,17 @@ def logs(
 
         from corral import joining
         from corral import logs as on
+        from policy.errors import PolicyError
 
         start = None if since is None else on.since(since, time.time())
         invocation = _invocation(engine=True)
-        found = joining.choose(invocation, session, sandbox, "read", running=False)
+        if proxy and session is not None:
+            raise PolicyError("a sandbox has one proxy for all its sessions", "corral logs --proxy")
+        found = (
+            joining.choose_proxy(invocation, sandbox)
+            if proxy
+            else joining.choose(invocation, session, sandbox, "read", running=False)
+        )
         pieces = on.read(invocation, found, follow=follow, start=start, tail=tail, stamps=as_json)
         colour = wants_colour(sys.stdout, os.environ)
         on.print_logs(pieces, found, _print, as_json=as_json, colour=colour)

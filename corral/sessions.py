@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from corral import attended, engine
 from corral.notes import LEAVABLE, Note, read_note, write_note
 from corral.plain import cleaned, columns
+from policy import proxying
 from policy.declaration import (
     LABEL_PROJECT,
     LABEL_PURPOSE,
@@ -96,7 +97,7 @@ def valid_name(text: str) -> str:
 
 
 def all_of(api: APIClient, uid: int, data: Path) -> list[Session]:
-    """Return every session of a user, oldest first.
+    """Return every session of a user, oldest first. The proxies of sandboxes are none.
 
     Args:
         api: the engine.
@@ -106,6 +107,15 @@ def all_of(api: APIClient, uid: int, data: Path) -> list[Session]:
     Raises:
         EngineError: Docker does not answer.
     """
+    return [one for one in _every(api, uid, data) if one.service != proxying.SERVICE]
+
+
+def proxies(api: APIClient, uid: int, data: Path) -> list[Session]:
+    """Return the proxies of a user's sandboxes, as if they were sessions; see ``all_of``."""
+    return [one for one in _every(api, uid, data) if one.service == proxying.SERVICE]
+
+
+def _every(api: APIClient, uid: int, data: Path) -> list[Session]:
     with engine.errors("listing containers"):
         rows = api.containers(all=True, filters={"label": [f"{LABEL_UID}={uid}", LABEL_SANDBOX]})
     return sorted(_sessions(rows, data), key=lambda found: (found.created, found.session))

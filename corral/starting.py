@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from corral.frames import FrameDecoder
@@ -90,6 +90,8 @@ def start(
     show: Callable[[str], None],
     seen: Callable[[bytes], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
+    early: float = EARLY,
+    ready: Callable[[Sequence[str]], bool] = lambda _: True,
 ) -> None:
     """Start a container and return once its program runs.
 
@@ -101,22 +103,26 @@ def start(
         show: takes the lines of the gate.
         seen: takes all output.
         clock: seconds, monotonic.
+        early: seconds in which a program that ends has not started.
+        ready: says by the program's lines so far whether it is what was waited for.
 
     Raises:
-        CorralError: it ended, or the gate did not open.
+        CorralError: it ended, or the gate did not open, or the program did not become ready.
         EngineError: Docker refused.
     """
     connection.setblocking(False)
     watch = _Watch(connection, tty, show, seen)
     container.start()
     until = clock() + PATIENCE
-    while not (watch.passed and fetched.is_set()):
+    while not (watch.passed and fetched.is_set() and ready(watch.lines)):
         if watch.ended:
             raise _ended(container, watch)
+        if clock() >= until and watch.passed and fetched.is_set():
+            raise CorralError(f"the program was not ready within {PATIENCE:g} s", "corral verify says more")
         if clock() >= until:
             raise CorralError(f"the gate did not open within {PATIENCE:g} s", "corral verify says more")
         watch.read(0.05 if watch.passed else 1.0)
-    until = clock() + EARLY
+    until = clock() + early
     while (left := until - clock()) > 0:
         watch.read(left)
         if watch.ended:

@@ -2,7 +2,8 @@
 
 A leftover is what nobody looks after: a container that has ended, or was made and never started, whose
 command line is gone; a session's files without a container; networks and relays of sandboxes in which nothing
-is left and that no command works with. What runs is none, whoever started it.
+is left and that no command works with. What runs is none, whoever started it, but for the proxy of a sandbox
+in which no session does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RELAY = re.compile(r"corral-relay-([0-9a-f]{8})-[0-9]{1,5}\.service")
 class Container:
     """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end.
 
-    ``always_on``: it is an agent's of ``mode: daemon``.
+    ``always_on``: it is an agent's of ``mode: daemon``. ``proxy``: it is none's, but its sandbox's proxy.
     """
 
     ident: str
@@ -33,6 +34,7 @@ class Container:
     held: bool = False
     kept: bool = False
     always_on: bool = False
+    proxy: bool = False
 
     @property
     def running(self) -> bool:
@@ -107,8 +109,8 @@ class Plan:
 
     @property
     def running(self) -> tuple[Container, ...]:
-        """Those that have to be ended first."""
-        return tuple(one for one in self.containers if one.running)
+        """Those that have to be ended first; a proxy that nobody needs has nothing to end in order."""
+        return tuple(one for one in self.containers if one.running and not one.proxy)
 
 
 def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan:
@@ -119,11 +121,16 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
         running: end and remove what runs, too, but for agents that are always on.
         images: remove images that no policy makes any more, too.
     """
-    going = tuple(one for one in found.containers if _goes(one, running=running))
-    staying = [one for one in found.containers if one not in going]
+    sessions = [one for one in found.containers if not one.proxy]
+    ended = [one for one in sessions if _goes(one, running=running)]
     # What is ended lets go of its sandbox in a moment; it is looked at again then.
-    ending = {one.sandbox for one in going if one.running}
-    alive = {one.sandbox for one in staying} | (found.busy - ending)
+    ending = {one.sandbox for one in ended if one.running}
+    busy = found.busy - ending
+    needed = {one.sandbox for one in sessions if one.running and one not in ended} | busy
+    unneeded = [one for one in found.containers if one.proxy and one.sandbox not in needed]
+    going = (*ended, *unneeded)
+    staying = [one for one in found.containers if one not in going]
+    alive = {one.sandbox for one in staying} | busy
     tokens = {Sandbox(sandbox).token for sandbox in alive}
     with_container = {(one.sandbox, one.session) for one in staying}
     return Plan(
@@ -164,6 +171,9 @@ def _unused(found: Found) -> Iterator[Image]:
 
 def _kept(staying: Sequence[Container], found: Found, *, images: bool) -> Iterator[Kept]:
     for one in staying:
+        if one.proxy:
+            # Whoever needs it stays, and is told of.
+            continue
         if one.kept and not one.running and not one.held:
             yield Kept(one.name, "keep: true; corral inspect looks at it, corral down removes it")
         elif one.running and one.always_on:

@@ -16,13 +16,14 @@ from typing import Any
 from corral import engine, hooks, network, protect, relaylaunch, sessions, units
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
-from corral.leftovers import remove, tell
-from corral.lifecycle import Prepared, created, prepare
+from corral.leftovers import release_proxy, remove, tell
+from corral.lifecycle import Prepared, created, ensure_proxy, prepare
 from corral.run import COLUMNS, ROWS, look_around, say_what_holds, warn_of_git, watched
 from corral.session import Request, Terminal
 from corral.sessions import DAEMON, Session
 from policy.container import HOST_ALIAS
 from policy.errors import CorralError, EnforcerError, EngineError, EngineGoneError, PolicyError
+from policy.identity import Sandbox
 from policy.revision import revision
 
 TERMINAL = Terminal(tty=True, stdin=True, columns=COLUMNS, rows=ROWS)
@@ -93,6 +94,7 @@ def _ensure(invocation: Invocation, prepared: Prepared) -> Up:
     if running is None:
         return _start(invocation, prepared, others)
     _end(invocation, others)
+    ensure_proxy(invocation, prepared, running.session)
     return Up(running, fresh=False, names=_names(invocation, running), services=_services(invocation))
 
 
@@ -163,6 +165,7 @@ def _stay(invocation: Invocation, session: Session) -> int:
     invocation.console.tell(f"the agent ended with exit code {code}; corral logs shows what it said")
     with contextlib.suppress(EnforcerError):
         invocation.enforcer.withdraw(session.ident)
+    release_proxy(invocation, Sandbox(session.sandbox))
     # Now, and not when the next one starts: it may be started again at once, over what this one left.
     tell(invocation, invocation.paths, session.session)
     return 1

@@ -140,6 +140,8 @@ class FakeDocker:
             "Id": ident,
             "Names": ["/" + name],
             "State": "created",
+            "ImageID": str(body.get("Image", "")),
+            "Command": " ".join((*(body.get("Entrypoint") or ()), *(body.get("Cmd") or ()))),
             "Labels": dict(body["Labels"]),
             "NetworkSettings": {
                 "Networks": {

@@ -1,0 +1,405 @@
+"""The proxy of a sandbox: one container beside its sessions, there as long as one of them needs it.
+
+Whoever starts a session ensures it, and whoever ends the last one removes it; both under one lock. A session
+whose container is not there yet is known by a second lock, which its command line shares from before it looks
+for the proxy. One that is used is never replaced, whatever became of the image since: that would cut its
+sessions' streams.
+
+Its id is the sandbox's own token, so that two cannot be, and what is left of one is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import AddressValueError, IPv4Address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corral import attended, engine, network, oserrors, relay, rootless, starting, state
+from corral.later import Later, begin
+from corral.session import GATE_VARIABLE, LOCALE, MOUNTS_VARIABLE, Outside, gate
+from corral.subnets import Plan
+from policy import holding, proxying
+from policy.container import ENTRYPOINT, Limits, Mount, SessionSpec, create_body
+from policy.declaration import LABEL_EGRESS, LABEL_SCHEMA, LABEL_SERVICE, LABEL_SESSION, SCHEMA, Declaration
+from policy.errors import CorralError, EnforcerError, PolicyError
+from policy.identity import Sandbox, StatePaths
+from policy.records import dataclass
+
+if TYPE_CHECKING:
+    from corral.context import Invocation
+
+LOCK, USE = "proxy.lock", "proxy.use"
+ARGV = (
+    proxying.PROGRAM,
+    *("--listen", f"0.0.0.0:{proxying.PORT}"),
+    *("--dial", f"{proxying.DIAL_TARGET}/{proxying.DIAL_SOCKET}"),
+)
+# What its first line says once it takes connections.
+LISTENING = '"listening"'
+READY_TIMEOUT = 15.0
+RUNNING = frozenset({"running", "paused", "restarting"})
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a proxy is made of, and for which session."""
+
+    session: str
+    image: str
+    plan: Plan
+    limits: Limits
+    outside: Outside
+    ipv6: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The proxy that there is. ``address`` is empty when it is on no network."""
+
+    ident: str
+    name: str
+    state: str
+    image: str
+    command: str
+    schema: str
+    address: str
+
+
+def session_of(sandbox: Sandbox) -> str:
+    """Return the id that a sandbox's proxy has where sessions have theirs."""
+    return sandbox.token
+
+
+def of(rows: Iterable[Mapping[str, Any]], sandbox: Sandbox) -> Found | None:
+    """Return the proxy among Docker's list entries of a sandbox's containers. Pure."""
+    for row in rows:
+        labels = row.get("Labels") or {}
+        if labels.get(LABEL_SERVICE) == proxying.SERVICE:
+            endpoints = (row.get("NetworkSettings") or {}).get("Networks") or {}
+            return Found(
+                ident=str(row["Id"]),
+                name=engine.container_name(row),
+                state=str(row.get("State", "")),
+                image=str(row.get("ImageID", "")),
+                command=str(row.get("Command", "")),
+                schema=str(labels.get(LABEL_SCHEMA, "")),
+                address=str((endpoints.get(sandbox.network) or {}).get("IPAddress") or ""),
+            )
+    return None
+
+
+def serves(found: Found, plan: Plan) -> bool:
+    """Say whether it runs, where sessions of this network reach it. Pure."""
+    try:
+        return found.state == "running" and IPv4Address(found.address) in plan.subnet
+    except AddressValueError:
+        return False
+
+
+def current(found: Found, image: str) -> bool:
+    """Say whether it is what would be made now. Pure."""
+    wanted = (image, " ".join((ENTRYPOINT, *ARGV)), str(SCHEMA))
+    return (found.image, found.command, found.schema) == wanted
+
+
+def users(rows: Iterable[Mapping[str, Any]], alive: Callable[[str], bool | None], own: str = "") -> list[str]:
+    """Return the ids of the sessions that need the proxy: they run, or are about to. Pure.
+
+    Args:
+        rows: Docker's list entries of the sandbox's containers.
+        alive: whether somebody looks after a session; None: that is not known.
+        own: a session that does not count.
+    """
+    found = []
+    for row in rows:
+        labels = row.get("Labels") or {}
+        session, now = str(labels.get(LABEL_SESSION, "")), row.get("State")
+        about_to = now == "created" and alive(session) is not False
+        if labels.get(LABEL_SERVICE) == proxying.SERVICE or session == own:
+            continue
+        if (now in RUNNING or about_to) and _proxied(str(labels.get(LABEL_EGRESS, ""))):
+            found.append(session)
+    return found
+
+
+def _proxied(label: str) -> bool:
+    try:
+        return Declaration.from_label(label).proxied
+    except PolicyError:
+        # Another version's: it may be.
+        return True
+
+
+def spec(invocation: Invocation, needs: Needs, address: str, dial: tuple[str, int, int]) -> SessionSpec:
+    """Return what the proxy's container is: a session's shape, without anything of the policy. Pure.
+
+    Args:
+        invocation: whose sandbox.
+        needs: what it is made of.
+        address: its own.
+        dial: path, device and inode of the directory in which it finds the enforcer's socket.
+    """
+    loaded, user, paths = invocation.loaded, invocation.user, invocation.paths
+    session = session_of(loaded.sandbox)
+    path, device, inode = dial
+    env = {
+        "LANG": LOCALE,
+        GATE_VARIABLE: gate(Declaration(), needs.outside),
+        MOUNTS_VARIABLE: json.dumps([[proxying.DIAL_TARGET, device, inode]], separators=(",", ":")),
+    }
+    return SessionSpec(
+        sandbox=loaded.sandbox,
+        service=proxying.SERVICE,
+        session=session,
+        purpose=proxying.PURPOSE,
+        uid=user.uid,
+        gid=user.gid,
+        image=needs.image,
+        address=address,
+        gateway=str(needs.plan.gateway),
+        hosts_file=str(paths.hosts(session)),
+        project=str(loaded.project),
+        workdir="/",
+        argv=ARGV,
+        declaration=Declaration(),
+        mounts=(Mount(path, proxying.DIAL_TARGET, read_only=True),),
+        env=env,
+        ipv6=needs.ipv6,
+        limits=needs.limits,
+        rootless=user.rootless,
+    )
+
+
+class Using:
+    """A session's hold on the proxy of its sandbox, from before it looks for it."""
+
+    def __init__(self, invocation: Invocation, needs: Needs) -> None:
+        self._invocation, self._needs = invocation, needs
+        self._held = _share(invocation.paths)
+        self._making = Later(self._ensure)
+
+    def result(self) -> None:
+        """Wait until the proxy takes connections.
+
+        Raises:
+            EngineError, EnforcerError, CorralError: it does not; nothing new of it is left.
+        """
+        self._making.result()
+
+    def end(self, *, last: bool) -> None:
+        """Let go of it; ``last``: and remove it when nobody else needs it.
+
+        Raises:
+            EngineError, CorralError: it cannot be removed.
+        """
+        # It may be being made at this moment; what came of that was told, or does not matter any more.
+        with contextlib.suppress(Exception):
+            self._making.result()
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+            if last:
+                release(self._invocation, self._invocation.loaded.sandbox)
+
+    def _ensure(self) -> None:
+        invocation, needs = self._invocation, self._needs
+        sandbox, paths = invocation.loaded.sandbox, invocation.paths
+        with (
+            network.locked(paths.root / LOCK),
+            invocation.console.step("proxy", minor=True),
+        ):
+            rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+            found = of(rows, sandbox)
+            if found is not None and serves(found, needs.plan):
+                if current(found, needs.image):
+                    _relay(invocation, needs.plan, found.address)
+                    return
+                if users(rows, _alive(paths), needs.session) or not _sole(self._held):
+                    invocation.console.detail("the proxy stays what it was: other sessions use it")
+                    _relay(invocation, needs.plan, found.address)
+                    return
+            _remove(invocation, sandbox, found)
+            _make(invocation, needs)
+
+
+def release(invocation: Invocation, sandbox: Sandbox) -> None:
+    """Remove the proxy of a sandbox, and its relay, unless a session needs it.
+
+    Raises:
+        EngineError, CorralError: it cannot be removed.
+    """
+    paths = StatePaths(invocation.data / sandbox.id)
+    # As long as there is something of it, there is this.
+    if not paths.session(session_of(sandbox)).exists():
+        return
+    with network.locked(paths.root / LOCK), holding.idle(paths.root / USE) as nobody:
+        if not nobody:
+            return
+        rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+        if not users(rows, _alive(paths)):
+            _remove(invocation, sandbox, of(rows, sandbox))
+            with contextlib.suppress(CorralError):
+                _manager(invocation).stop(sandbox, proxying.PORT)
+
+
+def _share(paths: StatePaths) -> int:
+    try:
+        return holding.share(paths.root / USE)
+    except OSError as error:
+        file = paths.root / USE
+        raise CorralError(f"cannot open the lock {file}: {error.strerror}", oserrors.hint(error)) from error
+
+
+def _sole(descriptor: int) -> bool:
+    """Say whether nobody else shares a lock of ours. Under ``LOCK``: in between it is not ours."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return True
+
+
+def _alive(paths: StatePaths) -> Callable[[str], bool | None]:
+    return lambda session: attended.attended(paths.session(session))
+
+
+def _manager(invocation: Invocation) -> relay.Manager:
+    return relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
+
+
+def _relay(invocation: Invocation, plan: Plan, address: str) -> None:
+    sandbox, environ = invocation.loaded.sandbox, invocation.user.environ
+    own = None
+    if invocation.user.rootless:
+        own = rootless.daemon(environ)
+        bridge = rootless.bridge_ifindex(environ, sandbox.bridge)
+    else:
+        bridge = relay.bridge_ifindex(sandbox)
+    _manager(invocation).ensure([relay.to_proxy(sandbox, plan.gateway, bridge, address, own)])
+
+
+def _remove(invocation: Invocation, sandbox: Sandbox, found: Found | None) -> None:
+    """Remove a proxy and its files; None: what may be left of one."""
+
+    def withdraw(ident: str) -> None:
+        with contextlib.suppress(EnforcerError):
+            invocation.enforcer.withdraw(ident)
+
+    if found is not None:
+        telling = begin(lambda: withdraw(found.ident))
+        try:
+            engine.remove_ended(invocation.api, found.ident)
+        finally:
+            telling.join()
+    state.remove_session(StatePaths(invocation.data / sandbox.id), session_of(sandbox))
+
+
+def _make(invocation: Invocation, needs: Needs) -> None:
+    """Make a proxy and wait until it takes connections; else nothing of it is left."""
+    api, paths, sandbox = invocation.api, invocation.paths, invocation.loaded.sandbox
+    dial = dial_directory(paths.dial)
+    session = session_of(sandbox)
+    ident = ""
+    leading: Later[None] | None = None
+    try:
+        state.create_session(paths, session, ())
+        held = state.hold_session(paths, session, keep=False)
+        try:
+            with network.locked(paths.root / "addresses.lock"):
+                address, _ = network.free_address(api, sandbox, needs.plan, paths.root / "address")
+                made = spec(invocation, needs, str(address), (str(paths.dial), *dial))
+                _create_hosts(made)
+                best_effort = invocation.loaded.policy.limits.best_effort
+                # What is discarded of limits is told of the session, which has the same.
+                ident, _told = engine.create_container(
+                    api, create_body(made), made.container, best_effort=best_effort
+                )
+        finally:
+            os.close(held)
+        leading = Later(lambda: _relay(invocation, needs.plan, made.address))
+        invocation.enforcer.await_ready(ident, timeout=READY_TIMEOUT)
+        start(invocation, ident)
+        leading.result()
+    except BaseException:
+        if leading is not None:
+            with contextlib.suppress(CorralError):
+                leading.result()
+        with contextlib.suppress(CorralError):
+            # By name: a create that was cut off may have made it without telling its id.
+            engine.remove_container(api, ident or sandbox.container(proxying.SERVICE, session))
+        state.remove_session(paths, session)
+        raise
+
+
+def _create_hosts(made: SessionSpec) -> None:
+    from enforcer.client import create_hosts_file, render_hosts_file
+
+    content = render_hosts_file(made.service, made.address, made.gateway, ())
+    create_hosts_file(Path(made.hosts_file), content)
+
+
+def start(invocation: Invocation, ident: str) -> None:
+    """Start a proxy's container and wait until it takes connections.
+
+    Raises:
+        CorralError: it does not; with the lines that it said.
+        EngineError: Docker refused.
+    """
+    lines: list[str] = []
+
+    def show(text: str) -> None:
+        lines.append(text)
+        invocation.console.detail(f"proxy: {text}")
+
+    fetched = threading.Event()
+    fetched.set()
+    container = engine.AttachedContainer(
+        invocation.api, engine.base_url(invocation.user.environ), ident, stdin=False
+    )
+    with contextlib.closing(container), contextlib.closing(container.connect()) as connection:
+        try:
+            starting.start(
+                container, connection, tty=False, fetched=fetched, show=show, early=0, ready=_listens
+            )
+        except CorralError as error:
+            said = "".join(f"\n  | {text}" for text in lines)
+            raise CorralError(
+                f"the sandbox's proxy did not start: {error.message}{said}", error.hint
+            ) from error
+
+
+def _listens(lines: Sequence[str]) -> bool:
+    return any(LISTENING in line for line in lines)
+
+
+def dial_directory(directory: Path) -> tuple[int, int]:
+    """Make the directory of the enforcer's socket, ours alone; return its device and inode.
+
+    Raises:
+        CorralError: something else is in its place, or the disk refuses.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        descriptor = os.open(directory, state.DIRECTORY)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid == os.geteuid():
+                os.fchmod(descriptor, 0o700)
+                return found.st_dev, found.st_ino
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CorralError(
+            f"cannot use the directory {directory}: {error.strerror}",
+            oserrors.hint(error) or "it must be a plain directory of yours; look at it, then move it away",
+        ) from error
+    raise CorralError(f"{directory} belongs to uid {found.st_uid}, not to you")
