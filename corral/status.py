@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from corral.console import BOLD, RED, YELLOW, paint
 from corral.plain import cleaned, columns, width
+from policy import proxying
 
 HEADER = ("NAME", "STATE", "ADDRESSES", "PACKETS", "AGE", "NEXT")
 # Wider names have a line of their own, and of many addresses the first ones are shown: no line should wrap.
 WIDEST_NAME = 48
 ADDRESSES = 3
+NO_PROXY = (
+    "the proxy that its sessions need does not run; it is started again in a moment, or by the next start"
+)
 
 _GOOD_STATES = frozenset({"running", "ready"})
 _GOOD_NAMES = frozenset({"OK"})
@@ -49,11 +53,28 @@ def _sandbox(sandbox: Mapping[str, Any], colour: bool) -> list[str]:
     lines = [paint(head, BOLD, colour)]
     lines += [paint(f"  PROBLEM: {text}", RED, colour) for text in sandbox.get("problems") or ()]
     lines += [paint(f"  {text}", YELLOW if bad else "", colour and bad) for text, bad in _unit(sandbox)]
-    sessions = sandbox.get("sessions") or []
+    every = sandbox.get("sessions") or []
+    sessions = [row for row in every if row.get("service") != proxying.SERVICE]
     if not sessions:
         lines.append("  no sessions")
     for session in sessions:
         lines += _session(session, colour)
+    return lines + _proxy(sessions, [row for row in every if row not in sessions], colour)
+
+
+def _proxy(
+    sessions: Iterable[Mapping[str, Any]], proxies: Sequence[Mapping[str, Any]], colour: bool
+) -> list[str]:
+    """Show the proxy, and say when sessions need one and none runs."""
+    lines = []
+    for row in proxies:
+        state = str(row.get("state"))
+        shown = state if state in _GOOD_STATES else paint(state, YELLOW, colour)
+        lines.append(f"  proxy  {row.get('address')}  {shown}")
+        lines += [paint(f"    PROBLEM: {text}", RED, colour) for text in row.get("problems") or ()]
+    needed = any(row.get("proxied") and row.get("state") == "running" for row in sessions)
+    if needed and not any(row.get("state") == "running" for row in proxies):
+        lines.append(paint(f"  PROBLEM: {NO_PROXY}", RED, colour))
     return lines
 
 
@@ -85,6 +106,8 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
         lines += [f"    {name.get('name')}: {text}" for text in _granted(name.get("granted") or {})]
         if name.get("error"):
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
+    if session.get("proxied"):
+        lines += [f"    {pattern}: through the proxy" for pattern in session.get("patterns") or ()]
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
     if session.get("attended") is False:

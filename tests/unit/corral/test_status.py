@@ -69,6 +69,44 @@ def test_a_session_shows_names_addresses_services_and_errors() -> None:
     ]
 
 
+PROXY: dict[str, Any] = {
+    "service": "proxy",
+    "session": "0123abcd",
+    "address": "172.16.0.3",
+    "state": "running",
+    "problems": [],
+    "names": [],
+}
+PROXIED: dict[str, Any] = {
+    **{"service": "main", "session": "0a1b2c3d", "address": "172.16.0.2", "state": "running"},
+    **{"proxied": True, "patterns": ["*.example.com"]},
+}
+
+
+def with_sessions(*rows: dict[str, Any]) -> list[str]:
+    body = status()
+    body["sandboxes"][0] = {**body["sandboxes"][0], "sessions": list(rows)}
+    return render(body, colour=False).splitlines()[1:]
+
+
+def test_a_proxy_is_no_session_and_what_goes_through_it_is_shown() -> None:
+    assert with_sessions(PROXY, PROXIED) == [
+        "  main-0a1b2c3d  172.16.0.2  running",
+        "    *.example.com: through the proxy",
+        "  proxy  172.16.0.3  running",
+    ]
+    assert with_sessions(PROXY) == ["  no sessions", "  proxy  172.16.0.3  running"]
+
+
+def test_a_session_that_needs_a_proxy_and_has_none_is_a_problem() -> None:
+    exited = {**PROXY, "state": "created", "problems": ["its mount differs"]}
+    for proxies in ([], [exited]):
+        assert any("PROBLEM: the proxy" in line for line in with_sessions(PROXIED, *proxies))
+    assert "    PROBLEM: its mount differs" in with_sessions(PROXIED, exited)
+    for rows in ([PROXIED, PROXY], [{**PROXIED, "state": "ready"}], [SESSION]):
+        assert not any("PROBLEM" in line for line in with_sessions(*rows))
+
+
 def test_permitted_ranges_come_first_and_red() -> None:
     lines = render(status(permit_ranges=["203.0.113.0/24"]), colour=True).splitlines()
     assert lines[0].startswith(RED)
