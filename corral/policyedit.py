@@ -170,10 +170,5 @@ def _check(before: LoadedPolicy, after: LoadedPolicy, text: str, allow: tuple[Al
 def _beside(loaded: LoadedPolicy) -> tuple[frozenset[Grant], object, object]:
     """Return what a policy allows beside names."""
     found = revision(loaded)
-    # What may be asked for follows from the entries, which were compared.
-    settings = {
-        key: value
-        for key, value in found.settings.items()
-        if not key.startswith("egress.allow.") and key != "declaration.patterns"
-    }
+    settings = {key: value for key, value in found.settings.items() if not key.startswith("egress.allow.")}
     return frozenset(grant for grant in found.grants if grant[0] != REACH), found.amounts, settings

@@ -30,8 +30,6 @@ WORDS: Mapping[str, str] = {
     "busy": "too many names or connections at once; it may be asked for again",
 }
 
-Reach = Mapping[str, frozenset[int]]
-
 
 @dataclass(frozen=True)
 class Advice:
@@ -42,35 +40,39 @@ class Advice:
     command: str | None = None
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What one session may reach or ask for: names and zones -> ports; and names that were taken back."""
+
+    ports: Mapping[str, frozenset[int]]
+    taken: frozenset[str] = frozenset()
+
+    def of(self, name: str) -> frozenset[int]:
+        """Return the ports on which names and zones allow a name."""
+        found = self.ports.get(name, frozenset())
+        rest = "" if name in self.taken else name
+        while "." in rest:
+            rest = rest.partition(".")[2]
+            found |= self.ports.get("*." + rest, frozenset())
+        return found
+
+
 def reach(session: Session) -> Reach:
-    """Return what a session may reach or ask for: names and zones -> ports."""
-    rows = [
-        (one.host, one.ports)
-        for one in session.declaration.patterns
-        if one.host not in session.overrides.denied
-    ]
+    """Return what a session may reach or ask for now."""
+    rows = [(one.host, one.ports) for one, _ in session.overrides.asked(session.declaration)]
     rows += [(one.host, one.ports) for one in session.names]
     found: dict[str, frozenset[int]] = {}
     for host, ports in rows:
         found[host] = found.get(host, frozenset()) | frozenset(ports)
-    return found
+    return Reach(found, session.overrides.denied)
 
 
-def ports_of(name: str, reached: Reach) -> frozenset[int]:
-    """Return the ports on which names and zones allow a name."""
-    found = reached.get(name, frozenset())
-    rest = name
-    while "." in rest:
-        rest = rest.partition(".")[2]
-        found |= reached.get("*." + rest, frozenset())
-    return found
-
-
-def entry(name: str, port: int, extra: str = "") -> str:
+def entry(name: str, ports: Iterable[int] = (DEFAULT_PORT,), extra: str = "") -> str:
     """Return an item of ``egress.allow`` as it is written in corral.yaml."""
     quoted = f"'{name}'" if _is_number(name) else name
-    ports = f", ports: [{port}]" if port not in (0, DEFAULT_PORT) else ""
-    return f"- {{host: {quoted}{ports}{extra}}}" if ports or extra else f"- {quoted}"
+    wanted = list(ports)
+    shown = f", ports: [{', '.join(map(str, wanted))}]" if wanted != [DEFAULT_PORT] else ""
+    return f"- {{host: {quoted}{shown}{extra}}}" if shown or extra else f"- {quoted}"
 
 
 def _is_number(text: str) -> bool:
@@ -96,14 +98,21 @@ def advice(name: str, port: int, reason: str, living: Iterable[tuple[str, Reach]
     never = _never(name, port)
     if never is not None:
         return Advice(f"{note}: {never}")
+    wanted, reached = port or DEFAULT_PORT, dict(living)
     if reason != DENIED:
-        return Advice(note, entry(name, port, ", sni: false" if reason == NO_SNI else ", protocol: tcp"))
-    ports = {called: ports_of(name, reached) for called, reached in living}
-    lacking = [called for called, known in ports.items() if (port or DEFAULT_PORT) not in known]
+        extra = ", sni: false" if reason == NO_SNI else ", protocol: tcp"
+        known = frozenset[int]().union(*(one.ports.get(name, frozenset()) for one in reached.values()))
+        # Of two entries for one name the strict wish wins.
+        instead = "; the line goes in the place of the entry of that name" if known else ""
+        return Advice(note + instead, entry(name, sorted({*known, wanted}), extra))
+    ports = {called: one.of(name) for called, one in reached.items()}
+    lacking = [called for called, known in ports.items() if wanted not in known]
     if ports and not lacking:
         return Advice("not allowed at that time; it is now")
-    target = name if port in (0, DEFAULT_PORT) else f"{name}:{port}"
-    return Advice(note + _where(port, ports, lacking), entry(name, port), f"corral allow {target}")
+    target = name if wanted == DEFAULT_PORT else f"{name}:{port}"
+    if any(name in one.taken for one in reached.values()):
+        return Advice(f"{note}: taken back by corral deny", None, f"corral allow {target}")
+    return Advice(note + _where(wanted, ports, lacking), entry(name, [wanted]), f"corral allow {target}")
 
 
 def _never(name: str, port: int) -> str | None:
@@ -120,4 +129,4 @@ def _where(port: int, ports: Mapping[str, frozenset[int]], lacking: Sequence[str
         # What one session may not reach, none gets through the proxy that they share.
         return f" in {', '.join(sorted(lacking)[:SHOWN])}"
     others = sorted(frozenset[int]().union(*ports.values()))[:SHOWN]
-    return f" on port {port or DEFAULT_PORT}, only on {', '.join(map(str, others))}" if others else ""
+    return f" on port {port}, only on {', '.join(map(str, others))}" if others else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any
 
 from enforcer import pins
@@ -73,6 +74,16 @@ def session_row(
         "denied": (held.denied if held else {}).get(session.address, 0),
         "host_services": [{"name": s.name, "port": s.port} for s in session.declaration.host_services],
         "names": names,
+        # Whether it asks for names, of a proxy or by DNS; and what for, with the seconds that are left.
+        "asks": session.proxied or session.answered,
+        "patterns": [
+            {
+                "host": entry.host,
+                "ports": list(entry.ports),
+                "seconds": None if until == inf else max(0.0, until - now),
+            }
+            for entry, until in session.overrides.asked(session.declaration)
+        ],
         "withdrawn": sorted(session.overrides.denied),
         "mode": session.declaration.mode,
         "proxied": session.proxied,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from ruamel.yaml import YAML
 
-from enforcer.nameadvice import WORDS, Advice, advice, ports_of, reach
+from enforcer.nameadvice import WORDS, Advice, Reach, advice, reach
 from enforcer.overrides import Overrides
 from enforcer.refusednames import REASONS
 from policy.declaration import Declaration, Name, Pattern
@@ -17,9 +17,9 @@ from .test_denied import session
 NAME = "files.example.com"
 
 
-def living(**reached: dict[str, set[int]]) -> list[tuple[str, dict[str, frozenset[int]]]]:
+def living(**reached: dict[str, set[int]]) -> list[tuple[str, Reach]]:
     return [
-        (called.replace("_", "-"), {host: frozenset(ports) for host, ports in hosts.items()})
+        (called.replace("_", "-"), Reach({host: frozenset(ports) for host, ports in hosts.items()}))
         for called, hosts in reached.items()
     ]
 
@@ -93,9 +93,24 @@ def test_what_was_allowed_meanwhile_needs_no_advice() -> None:
     assert told == Advice("not allowed at that time; it is now")
 
 
-def test_a_zone_does_not_hold_its_own_name() -> None:
-    assert ports_of("example.com", {"*.example.com": frozenset({443})}) == frozenset()
-    assert ports_of("a.b.example.com", {"*.example.com": frozenset({443})}) == {443}
+def test_a_zone_does_not_hold_its_own_name_nor_one_that_was_taken_back() -> None:
+    reached = Reach({"*.example.com": frozenset({443})}, frozenset({NAME}))
+    assert reached.of("example.com") == frozenset()
+    assert reached.of("a.b.example.com") == {443}
+    assert reached.of(NAME) == frozenset()
+
+
+def test_what_was_taken_back_is_given_back_and_not_written_down() -> None:
+    reached = Reach({"*.example.com": frozenset({443})}, frozenset({NAME}))
+    told = advice(NAME, 443, "denied", [("main-a", reached)])
+    assert told == Advice("not allowed: taken back by corral deny", None, "corral allow files.example.com")
+
+
+def test_an_entry_that_is_there_is_replaced_because_of_two_the_strict_one_wins() -> None:
+    told = advice(NAME, 443, "no-sni", living(main_a={NAME: {22}, "*.example.com": {443}}))
+    assert told.line == "- {host: files.example.com, ports: [22, 443], sni: false}"
+    assert "in the place of" in told.note
+    assert "place" not in advice(NAME, 443, "no-sni", living(main_a={"*.example.com": {443}})).note
 
 
 def test_what_a_session_reaches_is_declared_and_granted_and_not_denied() -> None:
@@ -103,8 +118,16 @@ def test_what_a_session_reaches_is_declared_and_granted_and_not_denied() -> None
         names=(Name(host="api.example.com"),),
         patterns=(Pattern(host="api.example.com"), Pattern(host="*.example.org", ports=(443, 22))),
     )
-    granted = Overrides(granted={NAME: {8443: None}}, denied=frozenset({"api.example.com"}))
-    assert reach(replace(session(), declaration=declaration, overrides=granted)) == {
-        NAME: {8443},
-        "*.example.org": {22, 443},
-    }
+    overrides = Overrides(
+        granted={NAME: {8443: None}},
+        denied=frozenset({"api.example.com"}),
+        patterns={"*.example.net": {443: None}},
+    )
+    assert reach(replace(session(), declaration=declaration, overrides=overrides)) == Reach(
+        {
+            NAME: frozenset({8443}),
+            "*.example.org": frozenset({22, 443}),
+            "*.example.net": frozenset({443}),
+        },
+        frozenset({"api.example.com"}),
+    )
