@@ -1,4 +1,4 @@
-"""What is said of a sandbox whose policy says ``egress.mode: open``. Pure."""
+"""What is said of a sandbox whose policy says ``egress.mode: open``, or wants names answered. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def warn(loaded: LoadedPolicy, told: Callable[[str], None], *, rootless: bool) -
     """Say what an open policy means, each time.
 
     Raises:
-        CorralError: the engine is the user's own, where it cannot be had.
+        CorralError: the engine is the user's own, where names are not answered.
     """
-    if loaded.declaration.mode != OPEN:
-        return
-    if rootless:
+    if rootless and loaded.declaration.answered:
+        key = "egress.mode: open" if loaded.declaration.mode == OPEN else "egress.dns: answer"
+        fix = "use egress.mode: allowlist" if loaded.declaration.mode == OPEN else "remove it"
         raise CorralError(
-            "egress.mode: open needs an engine of the system: the gateway of a rootless one is in a "
+            f"{key} needs an engine of the system: the gateway of a rootless one is in a "
             "namespace where names cannot be answered",
-            "use egress.mode: allowlist, or Docker as a system service",
+            f"{fix}, or use Docker as a system service",
         )
-    told(WARNING)
+    if loaded.declaration.mode == OPEN:
+        told(WARNING)

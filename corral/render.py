@@ -11,14 +11,16 @@ from corral import protect
 from corral.build import inputs
 from corral.context import Invocation
 from corral.session import SERVICE, mounts
+from policy import proxying
 from policy.connection import HOST, OWN
-from policy.container import HOSTS_TARGET, SessionSpec, labels, network_body
-from policy.declaration import Declaration
+from policy.container import HOSTS_TARGET, SessionSpec, labels, network_body, resolver_rows
+from policy.declaration import ANSWER, Declaration
 from policy.revision import revision
 
 # What is decided when a session starts.
-ADDRESS, SESSION, SUBNET, GATEWAY, STRANGERS = (
+ADDRESS, PROXY, SESSION, SUBNET, GATEWAY, STRANGERS = (
     "<address>",
+    "<the proxy's address>",
     "<session>",
     "<subnet>",
     "<gateway>",
@@ -87,15 +89,25 @@ def rendered(invocation: Invocation) -> dict[str, Any]:
 
 
 def kernel(declaration: Declaration) -> list[str]:
-    """Return the elements that the sets of the kernel get for one session."""
+    """Return the elements that the sets of the kernel get for one session, or for what it asks."""
     pins = [
         f"corral-pins {ADDRESS},tcp:{port},<each address of {name.host}>"
         for name in declaration.names
         for port in name.ports
     ]
-    return pins + [
-        f"corral-host {ADDRESS},tcp:{service.port},{GATEWAY}" for service in declaration.host_services
+    askers = [PROXY] * declaration.proxied + [ADDRESS] * (declaration.dns == ANSWER)
+    pins += [
+        f"corral-pins {asker},tcp:{port},<each address of {pattern.host}, once it is asked for>"
+        for asker in askers
+        for pattern in declaration.patterns
+        for port in pattern.ports
     ]
+    services = [service.port for service in declaration.host_services]
+    services += [proxying.PORT] * declaration.proxied
+    rows = [(ADDRESS, "tcp", port, GATEWAY) for port in services]
+    if declaration.answered:
+        rows += sorted(resolver_rows(ADDRESS, GATEWAY))
+    return pins + [f"corral-host {source},{proto}:{port},{target}" for source, proto, port, target in rows]
 
 
 def text(body: Mapping[str, Any]) -> str:

@@ -28,9 +28,12 @@ egress:
   # Set this to false when the agent uses none of them, such as with a model on this machine.
   profile_defaults: true
   # Domain names, port 443. The long form has other ports, and optional names that may fail to resolve.
+  # A zone, all names below one, and a regular expression go through a proxy that reads the name in TLS.
   # allow:
   #   - api.example.com
   #   - {{host: git.example.com, ports: [443, 22], optional: true}}
+  #   - '*.example.com'
+  #   - '^(api|preview)-[a-z0-9]+\\.example\\.com$'
   # What these clients are configured with on this machine: registries, mirrors, hosts.
   # from_host: [npm, pip, apt, git]
 

@@ -20,12 +20,17 @@ from agent_image import dockerfile
 from agent_image.context import LABEL_INPUTS, digest, write_sealed
 from corral import build, render
 from corral.context import Invocation
+from policy.container import resolver_rows
 from policy.hostclient import BuildEnvironment, Proxies
 from policy.loader import LoadedPolicy
 from tests.unit.corral.conftest import POLICY
 from tests.unit.corral.test_protect import repository
 
 GOLDEN = Path(__file__).parent / "golden" / "render.txt"
+RESOLVER = [
+    f"corral-host {source},{proto}:{port},{target}"
+    for source, proto, port, target in sorted(resolver_rows("<address>", "<gateway>"))
+]
 FULL = POLICY + "host_services:\n  - {name: llama, port: 8081}\nmounts:\n  ro: [{home}/notes]\n"
 
 
@@ -110,3 +115,34 @@ def test_what_is_built_is_compared_with_the_policy(
         "changed: Dockerfile",
         f"the image {tag} was made from other inputs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("egress", "rows"),
+    [
+        (
+            "{profile_defaults: false, mode: proxy, allow: [a.example.com]}",
+            [
+                "corral-pins <the proxy's address>,tcp:443,<each address of a.example.com, once it is asked for>",
+                "corral-host <address>,tcp:8443,<gateway>",
+            ],
+        ),
+        (
+            "{profile_defaults: false, dns: answer, allow: ['*.example.com']}",
+            [
+                "corral-pins <the proxy's address>,tcp:443,<each address of *.example.com, once it is asked for>",
+                "corral-pins <address>,tcp:443,<each address of *.example.com, once it is asked for>",
+                "corral-host <address>,tcp:8443,<gateway>",
+                *RESOLVER,
+            ],
+        ),
+        (
+            "{mode: open}",
+            RESOLVER,
+        ),
+    ],
+)
+def test_what_is_asked_for_is_shown_with_who_gets_it(
+    loaded_of: Callable[[str], LoadedPolicy], egress: str, rows: list[str]
+) -> None:
+    assert render.kernel(loaded_of(f"profile: opencode\negress: {egress}\n").declaration) == rows

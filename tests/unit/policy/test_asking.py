@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from policy import asking, profiles
 from policy.asking import Terms, strictest, terms
+from policy.container import DEAD_RESOLVER, RESOLVER_OPTIONS, SessionSpec, create_body
 from policy.declaration import Declaration, Name, Pattern
 from policy.hostnames import Found, FromHost, declared
 from policy.hosts import HostError, canonical_wire_name
+from policy.identity import sandbox_for
 from policy.schema import Policy, effective_declaration
 from tests.unit.policy.conftest import Workspace
 
@@ -226,3 +228,36 @@ def test_8443_is_a_port_like_others_where_there_is_no_proxy(workspace: Workspace
 def test_what_a_name_wishes_for_its_start_holds_where_none_is_pinned(workspace: Workspace) -> None:
     text = "egress: {mode: proxy, allow: [{host: a.example.com, optional: true, liveness: false}]}\n"
     assert workspace.load(f"profile: opencode\n{text}").declaration.names == ()
+
+
+@pytest.mark.parametrize(
+    ("egress", "resolver", "options"),
+    [
+        ({"mode": "proxy"}, DEAD_RESOLVER, list(RESOLVER_OPTIONS)),
+        ({"allow": ["*.example.com"]}, DEAD_RESOLVER, list(RESOLVER_OPTIONS)),
+        ({"dns": "answer"}, "172.16.0.1", []),
+        ({"mode": "open"}, "172.16.0.1", []),
+    ],
+)
+def test_a_container_whose_names_are_answered_asks_its_gateway(
+    egress: dict[str, Any], resolver: str, options: list[str]
+) -> None:
+    made = declaration(egress.pop("allow", []), **egress)
+    spec = SessionSpec(
+        sandbox=sandbox_for(1000, Path("/home/me/demo"), "demo"),
+        service="main",
+        session="00000001",
+        purpose="run",
+        uid=1000,
+        gid=1000,
+        image="demo",
+        address="172.16.0.2",
+        hosts_file="/hosts",
+        project="/home/me/demo",
+        workdir="/home/me/demo",
+        argv=("true",),
+        declaration=made,
+        gateway="172.16.0.1",
+    )
+    config = create_body(spec)["HostConfig"]
+    assert (config["Dns"], config["DnsOptions"]) == ([resolver], options)

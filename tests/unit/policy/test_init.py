@@ -40,6 +40,10 @@ def test_starter_loads_with_every_example_switched_on(workspace: Workspace) -> N
     assert loaded.policy.build.proxy.http
     assert [name.host for name in loaded.declaration.names][:2] == ["api.example.com", "git.example.com"]
     assert loaded.declaration.host_services
+    assert [pattern.host for pattern in loaded.declaration.patterns][2:4] == [
+        "*.example.com",
+        r"regex:(api|preview)-[a-z0-9]+\.example\.com",
+    ]
 
 
 def test_starter_names_the_profiles_own_hosts() -> None:
