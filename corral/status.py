@@ -107,7 +107,8 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
         if name.get("error"):
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
     if session.get("proxied"):
-        lines += [f"    {pattern}: through the proxy" for pattern in session.get("patterns") or ()]
+        asked = dict.fromkeys(str(row.get("host")) for row in session.get("patterns") or ())
+        lines += [f"    {host}: through the proxy" for host in asked]
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
     if session.get("attended") is False:

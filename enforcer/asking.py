@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from enforcer.sessions import Session
-from policy.asking import Terms, loosest
+from policy.asking import Terms, loosest, strictest
 from policy.declaration import Pattern as Entry
 from policy.hosts import HostError
 from policy.patterns import Exact, Pattern, Regex, Zone, parse_pattern
@@ -24,7 +25,7 @@ class Permit:
     ``entry`` is what allows it, as it is written.
     """
 
-    protocol: str
+    protocol: Literal["tls", "tcp"]
     sni: bool
     until: float
     entry: str
@@ -97,12 +98,9 @@ def judge(sessions: Collection[Session], name: str, port: int) -> Permit | Refus
         if isinstance(found, Refused):
             return found
         permits.append(found)
-    return Permit(
-        protocol="tcp" if all(permit.protocol == "tcp" for permit in permits) else "tls",
-        sni=any(permit.sni for permit in permits),
-        until=min(permit.until for permit in permits),
-        entry=permits[0].entry,
-    )
+    terms = strictest(Terms(permit.protocol, permit.sni) for permit in permits)
+    until = min(permit.until for permit in permits)
+    return Permit(terms.protocol, terms.sni, until, permits[0].entry)
 
 
 def ports(session: Session, name: str) -> tuple[int, ...]:

@@ -87,7 +87,6 @@ def session_row(
         "withdrawn": sorted(session.overrides.denied),
         "mode": session.declaration.mode,
         "proxied": session.proxied,
-        "patterns": [pattern.host for pattern in session.declaration.patterns],
         "open_packets": next((row.packets for row in held.open if row.src == session.address), 0)
         if held
         else 0,

@@ -17,11 +17,12 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from enforcer import desired, hostsfile, pins, reports
+from enforcer import asking, desired, hostsfile, pins, reports
 from enforcer.api import Api
 from enforcer.changes import Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
+from enforcer.dialing import Dialing
 from enforcer.doors import Doors
 from enforcer.engine import DockerEngine, Engine
 from enforcer.host import boot_clock, notify, watch_network
@@ -103,6 +104,15 @@ class Service:
             lambda: self.shown,
         )
         self.open = OpenSide(around, clock, self.denials)
+        self.dialing = Dialing(
+            self.tracker.sessions.values,
+            self.lookups,
+            self.doors,
+            self.denials,
+            lambda text: names.state.vetting.check(text),  # noqa: PLW0108
+            clock,
+            owner.data_home,
+        )
         self._leftovers = Leftovers(
             lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
         )
@@ -132,6 +142,7 @@ class Service:
             watcher.stop()
             unwatch()
             self.open.close()
+            self.dialing.close()
             self.lookups.close()
             for task in list(self._tasks):
                 task.cancel()
@@ -148,6 +159,7 @@ class Service:
             self._reconcile_forever(),
             self._renew_forever(),
             self.doors.forever(),
+            self.dialing.forever(self._dirty.set),
             self.tracker.expire_forever(),
         ):
             self._spawn(work)
@@ -281,7 +293,8 @@ class Service:
             rules.lives(self._clock()),
             [[source, text] for source, text in rules.open.items()],
         )
-        self._note_resolvers(await self.open.follow(sessions))
+        self._note_problem("dns", await self.open.follow(sessions))
+        self._note_problem("dial", self.dialing.follow())
         for text in self.held.refused:
             log.warning("writer: %s", text)
         if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
@@ -296,6 +309,7 @@ class Service:
             if session.container in done
             and {row for row in rules.host if row[0] == session.address} <= host
             and self.open.true(session, self.held)
+            and (not session.proxy or self.dialing.serves(session.sandbox.id))
         }
         self._renew_used(previous, self.held)
         self._note_problems(previous, self.held)
@@ -303,10 +317,10 @@ class Service:
             self._dirty.set()
         self.applied = state.generation
 
-    def _note_resolvers(self, text: str) -> None:
-        known = self.errors.pop("dns", "")
+    def _note_problem(self, part: str, text: str) -> None:
+        known = self.errors.pop(part, "")
         if text:
-            self.errors["dns"] = text
+            self.errors[part] = text
             self._retry()
         if text not in ("", known):
             log.error("%s", text)
@@ -430,8 +444,13 @@ class Service:
             return None
         return {
             "names": {name: list(addresses) for name, addresses in self.shown[container].items()},
-            "warnings": [f"{name}: {reason}" for name, reason in ready.warnings],
+            "warnings": [*(f"{name}: {reason}" for name, reason in ready.warnings), *self._narrowed(session)],
         }
+
+    def _narrowed(self, session: Session) -> list[str]:
+        if not session.proxied:
+            return []
+        return asking.narrowed(session, asking.askers(self.tracker.sessions.values(), session.sandbox.id))
 
     def _why_not(self, container: str, timeout: float) -> str:
         parts = self._problems()

@@ -291,6 +291,7 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)
     problems += _host_config_problems(inspect.get("HostConfig") or {}, spec)
+    problems += _proxy_problems(spec, owner.data_home)
     problems += [text for mount in spec.mounts if (text := _mount_problem(mount, owner)) is not None]
     return Session(
         container=str(inspect.get("Id")),
@@ -386,6 +387,33 @@ def _mount_problem(mount: Mount, owner: Owner) -> str | None:
     if any(target.is_relative_to(guarded) or guarded.is_relative_to(target) for guarded in GUARDED):
         return f"mount at {mount.target} covers what guards the start"
     return None
+
+
+def _proxy_problems(spec: SessionSpec, data: Path) -> list[str]:
+    """Judge what only a proxy may have, and has nothing beside."""
+    if spec.service != proxying.SERVICE:
+        return [
+            f"mount {mount.source} holds the socket of a sandbox's proxy"
+            for mount in spec.mounts
+            if _holds_dial(_place(mount.source), _place(str(data))) or mount.target == proxying.DIAL_TARGET
+        ]
+    problems = []
+    dial = str(StatePaths(data / spec.sandbox.id).dial)
+    if spec.mounts != (Mount(dial, proxying.DIAL_TARGET, read_only=True),):
+        problems.append(f"a proxy mounts {dial} at {proxying.DIAL_TARGET}, read-only, and nothing else")
+    if spec.declaration != Declaration() or spec.purpose != proxying.PURPOSE:
+        problems.append(f"service {proxying.SERVICE} is a sandbox's proxy, which has no policy of its own")
+    return problems
+
+
+def _holds_dial(source: PurePosixPath, data: PurePosixPath) -> bool:
+    """Tell whether a path is such a directory, lies in one, or has some below it."""
+    if data.is_relative_to(source):
+        return True
+    if not source.is_relative_to(data):
+        return False
+    parts = source.relative_to(data).parts
+    return len(parts) == 1 or parts[1] == StatePaths(Path()).dial.name
 
 
 def _place(path: str) -> PurePosixPath:

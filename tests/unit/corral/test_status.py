@@ -79,7 +79,7 @@ PROXY: dict[str, Any] = {
 }
 PROXIED: dict[str, Any] = {
     **{"service": "main", "session": "0a1b2c3d", "address": "172.16.0.2", "state": "running"},
-    **{"proxied": True, "patterns": ["*.example.com"]},
+    **{"proxied": True, "patterns": [{"host": "*.example.com"}]},
 }
 
 

@@ -19,7 +19,8 @@ from enforcer.pinmodel import Answer, Failure
 from enforcer.service import Service
 from enforcer.sessions import MASKED, Owner
 from enforcer.writerclient import Entry, Held, Opened
-from policy.container import SessionSpec, create_body, network_body
+from policy import proxying
+from policy.container import Mount, SessionSpec, create_body, network_body
 from policy.declaration import Declaration, HostService, Name
 from policy.errors import EnforcerError, EngineError
 from policy.identity import Sandbox, StatePaths
@@ -182,23 +183,29 @@ class World:
         session: str,
         address: str = "172.16.0.2",
         declaration: Declaration = DECLARATION,
+        *,
+        service: str = "main",
+        purpose: str = "run",
+        mounts: tuple[Mount, ...] = (),
+        running: bool = False,
         **host_config: Any,
     ) -> None:
         hosts = StatePaths(self.data / SANDBOX.id).hosts(session)
         hosts.parent.mkdir(parents=True)
         spec = SessionSpec(
-            sandbox=SANDBOX, service="main", session=session, purpose="run", uid=UID, gid=UID, image="x",
+            sandbox=SANDBOX, service=service, session=session, purpose=purpose, uid=UID, gid=UID, image="x",
             address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=declaration,
-            gateway=GATEWAY,
+            gateway=GATEWAY, mounts=mounts,
         )  # fmt: skip
         body = create_body(spec)
         from enforcer.hostsfile import create, render
 
-        create(hosts, render("main", address, GATEWAY, [name.host for name in declaration.names]))
+        names = [name.host for name in declaration.names]
+        create(hosts, render(service, address, GATEWAY, names, proxied=declaration.proxied))
         self.engine.inspects[ident] = {
             "Id": ident,
             "Name": f"/{spec.container}",
-            "State": {"Status": "created", "Running": False},
+            "State": {"Status": "running" if running else "created", "Running": running},
             "Config": {k: v for k, v in body.items() if k not in ("HostConfig", "NetworkingConfig")},
             "HostConfig": {
                 **body["HostConfig"],
@@ -206,8 +213,33 @@ class World:
                 "ReadonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
                 **host_config,
             },
-            "NetworkSettings": {"Networks": {SANDBOX.network: {"IPAMConfig": {"IPv4Address": address}}}},
+            "NetworkSettings": {
+                "Networks": {
+                    SANDBOX.network: {
+                        "IPAMConfig": {"IPv4Address": address},
+                        "IPAddress": address if running else "",
+                    }
+                }
+            },
         }
+
+    def proxy(self, ident: str, session: str, address: str = "172.16.0.9", **words: Any) -> Path:
+        """Add the sandbox's proxy, running; return where its socket will be."""
+        dial = StatePaths(self.data / SANDBOX.id).dial
+        dial.mkdir(mode=0o700, parents=True, exist_ok=True)
+        words = {
+            "mounts": (Mount(str(dial), proxying.DIAL_TARGET, read_only=True),),
+            "running": True,
+            **words,
+        }
+        words = {
+            "service": proxying.SERVICE,
+            "purpose": proxying.PURPOSE,
+            "declaration": Declaration(),
+            **words,
+        }
+        self.container(ident, session, address, **words)
+        return dial / proxying.DIAL_SOCKET
 
     def hosts(self, session: str) -> str:
         return StatePaths(self.data / SANDBOX.id).hosts(session).read_text()
