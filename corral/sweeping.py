@@ -126,7 +126,7 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
     # What is ended lets go of its sandbox in a moment; it is looked at again then.
     ending = {one.sandbox for one in ended if one.running}
     busy = found.busy - ending
-    needed = {one.sandbox for one in sessions if one.running and one not in ended} | busy
+    needed = {one.sandbox for one in sessions if one.state not in DEAD and one not in ended} | busy
     unneeded = [one for one in found.containers if one.proxy and one.sandbox not in needed]
     going = (*ended, *unneeded)
     staying = [one for one in found.containers if one not in going]

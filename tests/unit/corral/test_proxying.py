@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 from agent_image.files.entrypoint import gate
-from corral import lifecycle, network, proxying, relay, sessions, state
+from corral import joining, lifecycle, network, proxying, relay, run, sessions, state
 from corral.context import Invocation
+from corral.down import down
 from corral.leftovers import release_proxy
 from corral.lifecycle import Prepared, created
 from corral.relay import Relay
-from corral.session import Request
+from corral.run import Options
+from corral.session import Request, Terminal
 from corral.subnets import Plan
 from policy.container import Limits
 from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, Pattern
-from policy.errors import CorralError, EngineError, NotReadyError
+from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
 FIRST, SECOND = "0a1b2c3d", "1a1b2c3d"
@@ -401,3 +403,38 @@ def test_the_lock_of_a_use_is_one_s_own_only_while_nobody_shares_it(proxied: Inv
     for descriptor in (theirs, again):
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def test_its_output_is_read_as_a_session_s_is(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    with pytest.raises(CorralError, match="there is no proxy here"):
+        joining.choose_proxy(proxied, None)
+    lifecycle.ensure_proxy(proxied, prepared, FIRST)
+    found = joining.choose_proxy(proxied, proxied.loaded.sandbox.id)
+    assert found.ident == proxy_of(docker_engine)["Id"]
+    with pytest.raises(CorralError, match="there is no session"):
+        joining.choose(proxied, found.session, None, "attach to", running=True)
+
+
+def test_the_id_of_the_proxy_is_no_session_s(proxied: Invocation) -> None:
+    options = Options(session=proxied.loaded.sandbox.token)
+    with pytest.raises(PolicyError, match="that of the sandbox's proxy"):
+        run.request(proxied, "run", ("true",), options, Terminal())
+
+
+def test_down_ends_it_after_its_sessions(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(docker_engine, "stop", lambda ident, timeout: ended.append(ident))
+    monkeypatch.setattr(relay.Manager, "stop_all", lambda *_: 1)
+    lifecycle.ensure_proxy(proxied, prepared, FIRST)
+    with created(proxied, prepared, request()) as session:
+        session.leave()
+    proxy = proxy_of(docker_engine)
+    # Docker lists the newest first, which may be either.
+    assert next(iter(docker_engine.containers_by_id)) == proxy["Id"]
+    down(proxied, proxied.loaded.sandbox.id)
+    assert ended == [session.ident, proxy["Id"]]
+    assert left(proxied, docker_engine) == []

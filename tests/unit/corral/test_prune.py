@@ -24,6 +24,7 @@ from corral.subnets import Plan
 from corral.sweeping import Container, Directory, Found, Image, Network, decide
 from policy import holding
 from policy.container import Limits
+from policy.declaration import LABEL_SERVICE
 from policy.errors import EngineError, EngineGoneError
 from policy.identity import StatePaths
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
@@ -73,6 +74,44 @@ def test_what_runs_goes_with_all_of_its_sandbox_when_that_is_asked_for() -> None
     assert plan.running == found.containers
     assert (plan.networks, plan.relays) == (found.networks, found.relays)
     assert plan.directories == (Directory(BOX, "00000001", held=True),)
+
+
+def test_a_proxy_goes_with_the_last_session_that_runs_and_is_never_told_of() -> None:
+    proxy, runs = one("running", session="0a0b0c0d", proxy=True), one("running")
+    alone = decide(Found((proxy,), relays=(UNIT,)))
+    assert alone.containers == (proxy,) and alone.relays == (UNIT,)
+    # Nobody has to be asked whether it may end.
+    assert alone.running == ()
+    beside = decide(Found((proxy, runs), relays=(UNIT,)))
+    assert (beside.containers, beside.relays) == ((), ())
+    assert [kept.what for kept in beside.kept] == [runs.name]
+    assert decide(Found((proxy, runs)), running=True).containers == (runs, proxy)
+    assert decide(Found((proxy, one(kept=True)))).containers == (proxy,)
+    assert decide(Found((proxy, one("unheard-of")))).containers == ()
+    assert decide(Found((proxy,), busy=frozenset({BOX}))).containers == ()
+    assert decide(Found((proxy, one("running", OTHER)))).containers == (proxy,)
+
+
+def test_a_proxy_that_a_session_has_come_to_meanwhile_stays(
+    work: Prune, docker_engine: FakeDocker, prepared: Prepared, orphan: Callable[[str], dict[str, Any]]
+) -> None:
+    first = orphan("exited")
+    proxy = {
+        **first,
+        "Id": "p",
+        "State": "running",
+        "Labels": {**first["Labels"], LABEL_SERVICE: "proxy"},
+        "Names": [first["Names"][0].replace("-main-", "-proxy-")],
+    }
+    docker_engine.containers_by_id["p"] = proxy
+    plan = decide(work.look(images=False))
+    assert {one.ident for one in plan.containers} == {first["Id"], "p"}
+    docker_engine.containers_by_id["q"] = {**first, "Id": "q", "State": "running"}
+    work.carry_out(plan, lambda _: None)
+    assert set(docker_engine.containers_by_id) == {"p", "q"}
+    del docker_engine.containers_by_id["q"]
+    sweep(work)
+    assert docker_engine.containers_by_id == {}
 
 
 def test_a_sandbox_that_a_command_works_with_keeps_its_network_and_relays() -> None:

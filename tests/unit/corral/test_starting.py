@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -44,8 +44,9 @@ def start(
     event = threading.Event()
     if fetched:
         event.set()
+    given = {key: how.pop(key) for key in ("early", "ready") if key in how}
     container = Container(pair[1], *said, **how)  # type: ignore[arg-type]
-    starting.start(container, pair[0], tty=tty, fetched=event, show=shown.append)
+    starting.start(container, pair[0], tty=tty, fetched=event, show=shown.append, **given)  # type: ignore[arg-type]
     return shown
 
 
@@ -87,3 +88,19 @@ def test_secrets_that_nobody_fetched_are_waited_for(pair: tuple[socket.socket, s
 def test_what_the_program_prints_opens_no_gate(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(CorralError, match="did not open within"):
         start(pair, b"x corral-firewall: egress policy applied\r\n")
+
+
+def test_what_was_waited_for_may_be_a_line_of_the_program(pair: tuple[socket.socket, socket.socket]) -> None:
+    def ready(lines: Sequence[str]) -> bool:
+        return "ready" in lines
+
+    start(pair, GATE + b"begun\r\nready\r\n", early=0, ready=ready)
+    with pytest.raises(CorralError, match="was not ready within"):
+        start(pair, GATE + b"begun\r\n", early=0, ready=ready)
+    with pytest.raises(CorralError, match="ended at once"):
+        start(pair, GATE + b"begun\r\n", early=0, ready=ready, ends=True)
+
+
+def test_a_line_of_the_gate_is_none_of_the_program(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(CorralError, match="was not ready within"):
+        start(pair, b"ready\r\n" + GATE, early=0, ready=lambda lines: "ready" in lines)
