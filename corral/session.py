@@ -15,7 +15,7 @@ from corral.user import User
 from policy import proxying
 from policy.connection import OWN
 from policy.container import HOME, WORKSPACE, Limits, Mount, SessionSpec
-from policy.declaration import OPEN, Declaration
+from policy.declaration import ANSWER, OPEN, Declaration
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 from policy.records import dataclass
@@ -93,6 +93,8 @@ def gate(declaration: Declaration, outside: Outside) -> str:
     }
     if declaration.proxied:
         body["proxy"] = proxying.PORT
+    if declaration.dns == ANSWER:
+        body["dns"] = ANSWER
     if declaration.mode == OPEN:
         body["open"] = {"closed": list(outside.closed)}
     return json.dumps(body, separators=(",", ":"))

@@ -27,6 +27,8 @@ PROXY_ALIAS = "proxy"
 EMBEDDED_DNS = "127.0.0.11"
 DNS_PORT = 53
 OUTSIDE_NAME = "example.com"
+# What no policy permits; the service on the host knows that the gate asks for it (policy.container).
+UNLISTED_NAME = "unlisted.corral-gate.example"
 RECORD_TYPES = {"A": 1, "TXT": 16}
 RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
 ANSWERED = frozenset({"NOERROR", "NXDOMAIN"})
@@ -74,10 +76,11 @@ class Policy:
     beside: whether other sessions of this sandbox run, for which its rules already stand.
     proxy: port of the host's end at which the sandbox's proxy is reached, if it has one; else absent, here 0.
     open: {"closed": [address]} where all public addresses are reachable, else absent; here a list, or None.
+    dns: "answer" where names that the policy permits are answered, and no others; else absent, here False.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        given = [key for key in ("open", "proxy") if isinstance(body, dict) and key in body]
+        given = [key for key in ("open", "proxy", "dns") if isinstance(body, dict) and key in body]
         _only(body, "probe", "resolver", "names", "services", "beside", *given)
         _only(body["probe"], "address", "port")
         self.probe = (_address(body["probe"]["address"]), _port(body["probe"]["port"]))
@@ -89,6 +92,9 @@ class Policy:
             raise ValueError(f"neither true nor false: {body}")
         self.closed: list[str] | None = None
         self.proxy = _port(body["proxy"]) if "proxy" in given else 0
+        self.answered = "dns" in given
+        if self.answered and body["dns"] != "answer":
+            raise ValueError(f"not a way to answer DNS: {body['dns']!r}")
         if "open" in given:
             _only(body["open"], "closed")
             self.closed = [_address(address) for address in _rows(body["open"]["closed"])]
@@ -167,6 +173,9 @@ def planned(policy: Policy, hosts: Hosts) -> list[Check]:
             DnsClosed(policy, gateway, outside=True),
             DnsAnswers(),
         ]
+    elif policy.answered:
+        named = next((name.host for name in policy.names if hosts.get(name.host)), "")
+        checks[1:] = [DnsClosed(policy, gateway, outside=True), DnsPermitted(gateway, named)]
     for name in policy.names:
         addresses = hosts.get(name.host, ())
         if name.liveness if addresses else not name.optional:
@@ -247,7 +256,7 @@ class Unlisted(Check):
 class DnsClosed(Check):
     """Nobody answers DNS: not the container's own resolver, not the host, nobody outside.
 
-    ``outside``: the first two do, in an open sandbox.
+    ``outside``: the first two do, in a sandbox whose names are answered.
     """
 
     def __init__(self, policy: Policy, gateway: str, outside: bool = False) -> None:
@@ -315,6 +324,61 @@ class DnsAnswers(Check):
         return [
             f"names are not answered ({self.last}): can this host resolve {OUTSIDE_NAME}? See: corral status"
         ]
+
+
+class DnsPermitted(Check):
+    """The container's own resolver and the gateway deny the name that no policy has, and know ``named``.
+
+    That the first is NXDOMAIN shows that the service on the host was asked: nobody else may be.
+    """
+
+    def __init__(self, gateway: str, named: str) -> None:
+        super().__init__()
+        self.named = named
+        self.left = {
+            (server, udp): "no answer" for server in (EMBEDDED_DNS, gateway) for udp in (True, False)
+        }
+        self.permitted = "" if not named else "no answer"
+        self.wrong = ""
+        self.decided = self.missing = not gateway
+
+    def tries(self, undecided: int) -> list[Try]:
+        found = [
+            _question(server, "A", udp=udp, wait=ANSWER_WAIT, name=UNLISTED_NAME) for server, udp in self.left
+        ]
+        if self.permitted:
+            found.append(_question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT, name=self.named))
+        return found
+
+    def hear(self, tries: Sequence[Try]) -> None:
+        places = [*self.left, None]
+        for number, one in enumerate(tries):
+            place = places[number]
+            said, count = answer_of(one.payload, one.data, one.udp) if one.kind == "data" else (str(one), 0)
+            if place is None:
+                self.permitted = "" if (said, count > 0) == ("NOERROR", True) else said
+            elif said == "NXDOMAIN" and not count:
+                del self.left[place]
+            else:
+                self.left[place] = said
+                if count or said == "NOERROR":
+                    self.wrong, self.decided = f"{one.address} says {said}, {count} records", True
+        if not (self.left or self.permitted or self.decided):
+            self.ok("names of the policy are answered, others are not")
+
+    def problems(self) -> list[str]:
+        if self.missing:
+            return [f"DNS not checked: {HOSTS} has no {HOST_ALIAS}; see: corral status"]
+        if self.wrong:
+            return [f"a name that is not allowed is answered: {self.wrong} — isolation broken"]
+        advice = "see: corral status"
+        found = [
+            f"names are not answered: {server} over {'UDP' if udp else 'TCP'}: {said}; {advice}"
+            for (server, udp), said in self.left.items()
+        ]
+        if self.permitted:
+            found.append(f"allowlisted host {self.named} is not answered by DNS: {self.permitted}; {advice}")
+        return found
 
 
 class Allowed(Check):
@@ -409,8 +473,16 @@ def answer_of(asked: bytes, data: bytes, udp: bool) -> tuple[str, int]:
     return RCODES[code] if code < len(RCODES) else f"RCODE{code}", answers
 
 
-def _question(server: str, record: str, *, udp: bool, port: int = DNS_PORT, wait: float = UDP_WAIT) -> Try:
-    message = query(OUTSIDE_NAME, record)
+def _question(
+    server: str,
+    record: str,
+    *,
+    udp: bool,
+    port: int = DNS_PORT,
+    wait: float = UDP_WAIT,
+    name: str = OUTSIDE_NAME,
+) -> Try:
+    message = query(name, record)
     if not udp:
         message = struct.pack("!H", len(message)) + message
     return Try(server, port, message, udp=udp, wait=wait)

@@ -11,6 +11,7 @@ import pytest
 
 from agent_image.files.entrypoint import gate
 from agent_image.files.entrypoint.tries import Try
+from policy.container import UNLISTED_NAME
 
 GATEWAY, PROBE, RESOLVER = "198.51.100.1", "192.0.2.1", "203.0.113.53"
 HOSTS = {
@@ -120,6 +121,83 @@ def test_everything_that_must_stay_closed_is_tried(world: World) -> None:
         for server in ("127.0.0.11", GATEWAY, RESOLVER):
             # A and TXT.
             assert world.rounds[0].count((server, 53, way)) == 2
+
+
+# --- names that are answered
+
+
+def asked_for(one: Try) -> str:
+    message = one.payload if one.udp else one.payload[2:]
+    labels, at = [], 12
+    while message[at]:
+        labels.append(message[at + 1 : at + 1 + message[at]].decode())
+        at += 1 + message[at]
+    return ".".join(labels)
+
+
+def permitting(*names: str, other: int = 3, records: int = 0) -> Callable[[Try], Reply]:
+    """A server that knows these names, and says ``other`` with ``records`` of all else."""
+
+    def answer(one: Try) -> Reply:
+        return (dns(0, 1) if asked_for(one) in names else dns(other, records))(one)
+
+    return answer
+
+
+@pytest.fixture
+def answering(world: World) -> World:
+    for way in ("udp", "tcp"):
+        for server in ("127.0.0.11", GATEWAY):
+            world.answers[server, 53, way] = permitting("api.example")
+    return world
+
+
+def test_where_names_are_answered_the_permitted_are_and_no_others(answering: World) -> None:
+    lines = answering.lines(dns="answer")
+    assert lines[3:5] == ["OK: DNS outside closed", "OK: names of the policy are answered, others are not"]
+    assert lines[-1] == "egress policy applied"
+    # The control: what is right there is wrong in a sandbox without DNS.
+    assert any(line.startswith("DNS reachable: 127.0.0.11") for line in answering.errors())
+
+
+@pytest.mark.parametrize("server", ["127.0.0.11", GATEWAY])
+@pytest.mark.parametrize("way", ["udp", "tcp"])
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_name_that_no_policy_has_and_that_is_answered_is_a_hole(
+    answering: World, server: str, way: str, records: int
+) -> None:
+    answering.answers[server, 53, way] = permitting("api.example", other=0, records=records)
+    (problem,) = answering.errors(dns="answer")
+    assert problem.startswith(f"a name that is not allowed is answered: {server} says NOERROR")
+    assert problem.endswith("isolation broken")
+
+
+@pytest.mark.parametrize("server", ["127.0.0.11", GATEWAY])
+def test_a_resolver_that_knows_nobody_does_not_answer_names(answering: World, server: str) -> None:
+    answering.answers[server, 53, "udp"] = dns(2)
+    problems = answering.errors(dns="answer")
+    assert f"names are not answered: {server} over UDP: SERVFAIL; see: corral status" in problems
+
+
+def test_an_answer_that_comes_late_is_waited_for(answering: World) -> None:
+    answering.answers[GATEWAY, 53, "udp"] = ["timeout", dns(2), permitting()]
+    assert answering.errors(dns="answer") == []
+
+
+def test_a_listed_name_has_to_be_known_where_names_are_answered(answering: World) -> None:
+    answering.answers["127.0.0.11", 53, "udp"] = permitting()
+    assert answering.errors(dns="answer") == [
+        "allowlisted host api.example is not answered by DNS: NXDOMAIN; see: corral status"
+    ]
+
+
+def test_a_resolver_outside_has_to_be_closed_where_names_are_answered(answering: World) -> None:
+    answering.answers[RESOLVER, 53, "tcp"] = "connected"
+    assert any(RESOLVER in line for line in answering.errors(dns="answer"))
+
+
+def test_the_service_and_the_gate_mean_the_same_name_that_nobody_has() -> None:
+    assert gate.UNLISTED_NAME == UNLISTED_NAME
 
 
 # --- an unlisted host
@@ -376,6 +454,8 @@ def test_all_that_is_wrong_is_told_at_once(world: World) -> None:
                 {"services": [70000]},
                 {"proxy": 0},
                 {"proxy": "8443"},
+                {"dns": "dead"},
+                {"dns": True},
                 {"beside": None},
                 {"beside": 1},
                 {"more": 1},
