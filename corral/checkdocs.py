@@ -31,6 +31,7 @@ class CheckDoc:
         means: what it means when it fails.
         fix: what to do then.
         side: where it is seen from.
+        beyond: what is not proven by it, where that is easily taken for granted.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CheckDoc:
     means: str
     fix: str
     side: Literal["inside", "host"] = "inside"
+    beyond: str = ""
 
     @property
     def family(self) -> str:
@@ -250,6 +252,96 @@ DOCS: tuple[CheckDoc, ...] = (
         _STRAY,
     ),
     CheckDoc(
+        "proxy-answers",
+        "the name proxy leads to this host's end of the sandbox's network, and an HTTP server is behind it",
+        "/etc/hosts is read, and a request that no proxy serves is answered",
+        "the proxy's container or the relay to it is gone, or the kernel has no entry for it; programs that "
+        "go through the proxy reach nothing",
+        "end the sandbox's sessions and start them again; corral status shows the proxy",
+        beyond="that it is corral's proxy: what it may reach is the kernel's to say, see proxy-elements",
+    ),
+    CheckDoc(
+        "proxy-denies",
+        "the proxy refuses what nobody allowed: a name of no entry with 403, addresses and malformed names "
+        "with 400, another method than CONNECT with 405",
+        "seven requests, each refused for its own reason, in one line of the proxy's own",
+        "the proxy is not corral's, or does not ask the service; the kernel still holds what it may reach",
+        "corral build --force, then end the sandbox's sessions and start them again",
+        beyond="that every other name is refused: one that exists is tried",
+    ),
+    CheckDoc(
+        "proxy-permits",
+        "a name of the policy is connected through the proxy, so that its refusals mean something",
+        "CONNECT to the first entry that is one name and speaks TLS; skipped when the far end does not "
+        "answer, or when the policy has no such entry",
+        "the service does not open what the policy allows, or a session that still runs allows less",
+        "corral denied says who refused; end sessions of an older policy",
+        beyond="anything of zones and regular expressions: no name of theirs is known here",
+    ),
+    CheckDoc(
+        "proxy-checks-sni",
+        "a TLS connection through the proxy that asks for another server than was allowed is closed",
+        "a ClientHello with another name is sent to the name of proxy-permits; it must end without an answer",
+        "the proxy does not look: another site at the same address could be reached",
+        "corral build --force, then end the sandbox's sessions and start them again",
+        beyond="what is asked for inside of TLS: a server that serves other sites to whoever names them "
+        "(fronting), and an outer name that hides another (ECH)",
+    ),
+    CheckDoc(
+        "proxy-is-the-only-way",
+        "a session reaches the proxy and nothing beside it: no other port of this host, not the proxy's "
+        "container, and no address that is open for the proxy alone",
+        "TCP to a few ports of this host and of the proxy, and to up to eight addresses that the kernel lets "
+        "the proxy reach at that moment; the fence has to refuse",
+        "the kernel lets the session itself go where only the proxy should",
+        _RULES,
+        beyond="ports that are not tried; the whole is compared by live-rules",
+    ),
+    CheckDoc(
+        "dns-answers-only-permitted",
+        "with egress.dns: answer a name that exists and that no entry means does not exist inside",
+        "A, AAAA and TXT over UDP and TCP, at Docker's resolver and at the gateway: NXDOMAIN, no record",
+        "names, and with them data, can leave through the resolver",
+        _RULES,
+        beyond="that nobody outside hears of names below an allowed zone: its name servers do",
+    ),
+    CheckDoc(
+        "dns-answers-permitted",
+        "with egress.dns: answer a name of the policy has an address, which is open when it is told",
+        "the first entry that is one name is asked for and connected; skipped when there is none",
+        "the service cannot open what it answers, or the far end is down",
+        _RULES,
+        beyond="anything of zones and regular expressions: no name of theirs is known here",
+    ),
+    CheckDoc(
+        "dns-outside-closed",
+        "where the gateway answers names (egress.mode: open, egress.dns: answer), nobody else does",
+        "port 53 of the host's resolvers and of an outside address, TCP and UDP; the fence has to refuse",
+        "names, and with them data, can leave through a resolver that no policy is asked by",
+        _RULES,
+    ),
+    CheckDoc(
+        "closed-address:ADDRESS",
+        "with egress.mode: open an address that is not public stays closed",
+        "TCP must be refused at once, UDP be answered by nothing",
+        "metadata services or private networks are in reach of the agent",
+        _RULES,
+    ),
+    CheckDoc(
+        "host-closed",
+        "with egress.mode: open this host takes no connection but for its services",
+        "two of its ports, TCP and UDP; the fence has to refuse",
+        "what listens on this host is in reach of the agent",
+        _RULES,
+    ),
+    CheckDoc(
+        "public-name",
+        "with egress.mode: open a public name has an address, and is reachable there",
+        "it is asked for over UDP and TCP, and connected; skipped when this host knows no such name",
+        "the service does not answer names, or this host has no way out",
+        _RULES,
+    ),
+    CheckDoc(
         "ipv6-disabled",
         "IPv6 is off on every interface there is or will be",
         "/proc/sys/net/ipv6/conf/*/disable_ipv6",
@@ -300,6 +392,16 @@ DOCS: tuple[CheckDoc, ...] = (
         "somebody changes the sets, or the service cannot write them",
         _RULES,
         "host",
+    ),
+    CheckDoc(
+        "proxy-elements",
+        "what the kernel lets the sandbox's proxy reach are addresses of names that the policy means",
+        "the kernel's elements of the proxy's address are compared with the service's account of them, and "
+        "each name there with the policy",
+        "somebody changed the sets, or the service opened what it must not",
+        _RULES,
+        "host",
+        beyond="that the addresses are those of the names: that is the word of the host's resolver",
     ),
     CheckDoc(
         "no-network",
@@ -358,12 +460,14 @@ def find(name: str) -> CheckDoc:
 def explain(doc: CheckDoc) -> str:
     """Return the explanation for people, without a final newline."""
     seen = "from the host" if doc.side == "host" else "inside the container"
-    rows = (
+    rows = [
         ("proves", doc.proves),
         ("measured", f"{seen}: {doc.measured}"),
         ("when it fails", doc.means),
         ("fix", doc.fix),
-    )
+    ]
+    if doc.beyond:
+        rows.insert(1, ("does not", doc.beyond))
     return "\n".join([doc.name, *(f"  {head + ':':<15}{text}" for head, text in rows)])
 
 

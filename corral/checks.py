@@ -146,6 +146,8 @@ def expectations(
     peers: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
     closed: Sequence[str] | None = None,
+    proxy: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what the checker in the container compares with (see ``agent_image.files.verify.Expectations``).
 
@@ -159,6 +161,7 @@ def expectations(
         peers: name -> address of every other sandbox container of the user.
         limits: those that Docker was asked for.
         closed: addresses that are closed to an open sandbox; None for any other.
+        proxy, answered: see ``corral.proxychecks``; None where there is none.
     """
     profile = loaded.profile
     return {
@@ -187,6 +190,8 @@ def expectations(
         "resolvers": list(resolvers),
         "env_file": str(loaded.env_file) if loaded.env_file is not None else None,
         "closed": None if closed is None else list(closed),
+        "proxy": proxy,
+        "answered": answered,
         "profile": [{"kind": check.kind, "target": check.target} for check in profile.verify],
         **({"connection": loaded.connection} if loaded.connection != OWN else {}),
         **({"runtime": loaded.policy.runtime} if loaded.policy.runtime != RUNC else {}),
@@ -250,4 +255,5 @@ def gate_problems(stderr: str) -> list[str]:
 def only_pins_failed(checks: Iterable[Check]) -> bool:
     """Say whether everything that failed can be a name that was resolved anew at that very moment."""
     failed = [check.name for check in checks if check.status == "fail"]
-    return bool(failed) and all(name == "live-rules" or name.startswith("pinned-name:") for name in failed)
+    moved = {"live-rules", "pinned-name", "proxy-elements", "proxy-is-the-only-way"}
+    return bool(failed) and all(name.partition(":")[0] in moved for name in failed)

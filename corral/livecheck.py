@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from corral import proxychecks
 from corral.checks import Check
+from policy import proxying
 from policy.container import HOST_ALIAS, resolver_rows
-from policy.declaration import OPEN, Declaration
+from policy.declaration import ANSWER, OPEN, Declaration
 
 Row = tuple[str, str, int, str]
 """A kernel element: source, protocol, port, destination."""
@@ -26,6 +28,7 @@ class Sight:
             what stays allowed beside it for flows that are open.
         pins, host: kernel elements with this source.
         open: whether the kernel lets it reach all public addresses.
+        opened: what was opened for it because it asked for a name, in the enforcer's account.
     """
 
     declaration: Declaration
@@ -38,6 +41,7 @@ class Sight:
     pins: frozenset[Row]
     host: frozenset[Row]
     open: bool = False
+    opened: Sequence[proxychecks.Opened] = ()
 
 
 def live_rules(sight: Sight) -> list[str]:
@@ -62,15 +66,19 @@ def live_rules(sight: Sight) -> list[str]:
                 for address in addresses
                 if (sight.address, "tcp", port, address) not in sight.pins
             ]
+    asked, problems = _asked_for(sight)
     found += [
         f"the kernel allows {_row(row)}, which no name has"
-        for row in sorted(sight.pins - expected - lingering)
+        for row in sorted(sight.pins - expected - lingering - asked)
     ]
+    found += problems
     found += _hosts_differences(sight)
     services = {
-        (sight.address, "tcp", service.port, sight.gateway): service.name
+        (sight.address, "tcp", service.port, sight.gateway): f"host service {service.name}"
         for service in sight.declaration.host_services
     }
+    if sight.declaration.proxied:
+        services[sight.address, "tcp", proxying.PORT, sight.gateway] = "the sandbox's proxy"
     opened = sight.declaration.mode == OPEN
     if sight.declaration.answered:
         services |= dict.fromkeys(resolver_rows(sight.address, sight.gateway), "dns")
@@ -82,12 +90,22 @@ def live_rules(sight: Sight) -> list[str]:
         )
     for row, service in services.items():
         if row not in sight.host:
-            found.append(f"host service {service}: the kernel does not allow {_row(row)}")
+            found.append(f"{service}: the kernel does not allow {_row(row)}")
     found += [
         f"the kernel allows {_row(row)} of this host, which no service is"
         for row in sorted(sight.host - set(services))
     ]
     return found
+
+
+def _asked_for(sight: Sight) -> tuple[set[Row], list[str]]:
+    """Return what may be open because names were asked for, and what is so and should not be."""
+    if sight.declaration.dns != ANSWER:
+        return set(), []
+    rows = {(sight.address, "tcp", one.port, one.address): one for one in sight.opened}
+    patterns = sight.declaration.patterns
+    problems = [proxychecks.not_permitted(patterns, rows[row]) for row in sorted(rows.keys() & sight.pins)]
+    return set(rows), [problem for problem in problems if problem]
 
 
 def _row(row: Row) -> str:
@@ -97,6 +115,8 @@ def _row(row: Row) -> str:
 
 def _hosts_differences(sight: Sight) -> list[str]:
     fixed = {"localhost": ["127.0.0.1"], sight.hostname: [sight.address], HOST_ALIAS: [sight.gateway]}
+    if sight.declaration.proxied:
+        fixed[proxying.ALIAS] = [sight.gateway]
     found = []
     for name, addresses in fixed.items():
         told = list(sight.hosts.get(name, ()))

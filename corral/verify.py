@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_image.files.entrypoint.gate import parse_hosts
-from corral import apart, checks, engine, existing, livecheck
+from corral import apart, checks, engine, existing, livecheck, proxychecks
 from corral.checks import CHECKER, GATE, Check
 from corral.context import Invocation, new_session
 from corral.insession import Unfinished, execute
@@ -25,6 +25,7 @@ from corral.policyedit import reach
 from corral.runtimes import RUNC
 from corral.session import SERVICE, Request, mounts
 from corral.subnets import Plan
+from policy import proxying
 from policy.connection import HOST, OWN
 from policy.container import HOSTS_TARGET, RUNTIMES, Limits
 from policy.container import user as as_user
@@ -61,8 +62,8 @@ def _twice(measure: Callable[[], list[Check]]) -> list[Check]:
 
 
 def _throw_away(invocation: Invocation, prepared: Prepared) -> list[Check]:
-    others = peers(invocation.enforcer.status(), "") if prepared.plan is not None else {}
-    told = _expectations(invocation, prepared, {}, others)
+    status = invocation.enforcer.status() if prepared.plan is not None else {}
+    told = _expectations(invocation, prepared, {}, status, "")
     request = Request("verify", (PROGRAM, json.dumps(told)), new_session())
     try:
         with created(invocation, prepared, request) as container:
@@ -119,8 +120,16 @@ def _expectations(
     invocation: Invocation,
     prepared: Prepared,
     names: Mapping[str, Sequence[str]],
-    others: Mapping[str, str],
+    status: Mapping[str, Any],
+    ident: str,
 ) -> dict[str, Any]:
+    """Return what the checker in a container is told; ``ident`` is empty for one that does not exist yet."""
+    declaration = changed_since(invocation.loaded.declaration, session_row(status, ident))
+    proxy = None
+    if declaration.proxied:
+        pins = pinned_rows(invocation.enforcer.live(invocation.loaded.sandbox.id).get("pins"))
+        address = str(proxy_row(status, invocation.loaded.sandbox.id).get("address") or "")
+        proxy = proxychecks.told_of_proxy(declaration, address, pins)
     return checks.expectations(
         invocation.loaded,
         uid=invocation.user.uid,
@@ -130,9 +139,11 @@ def _expectations(
         probe=probe_address(invocation),
         names=names,
         resolvers=resolvers(invocation),
-        peers=others,
+        peers=peers(status, ident),
         limits=prepared.limits,
         closed=_closed(invocation),
+        proxy=proxy,
+        answered=proxychecks.told_of_answers(declaration),
     )
 
 
@@ -168,7 +179,8 @@ def _running(invocation: Invocation) -> list[dict[str, Any]]:
     entries = engine.sandbox_containers(
         invocation.api, invocation.loaded.sandbox.id, invocation.user.uid, running=True
     )
-    sessions = [entry for entry in entries if (entry.get("Labels") or {}).get(LABEL_PURPOSE) != "verify"]
+    others = {"verify", proxying.PURPOSE}
+    sessions = [entry for entry in entries if (entry.get("Labels") or {}).get(LABEL_PURPOSE) not in others]
     return sorted(sessions, key=engine.container_name)
 
 
@@ -184,7 +196,7 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     if stale:
         # What it was started with is not what the checker would compare with.
         return [Check("session-policy", "fail", stale, session)]
-    told = _expectations(invocation, prepared, names_of(status, ident)[0], peers(status, ident))
+    told = _expectations(invocation, prepared, names_of(status, ident)[0], status, ident)
     who = invocation.user
     user = as_user(who.uid, who.gid, rootless=who.rootless)
     try:
@@ -246,8 +258,9 @@ def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> 
         declared = Declaration.from_label(label)
     except PolicyError:
         return True
-    same = (declared.mode, declared.host_services) == (wanted.mode, wanted.host_services)
-    return not same or reach(changed_since(declared, row)) != reach(wanted)
+    now = changed_since(declared, row)
+    same = [(one.mode, one.dns, one.host_services, frozenset(one.patterns)) for one in (now, wanted)]
+    return same[0] != same[1] or reach(now) != reach(wanted)
 
 
 def _protects(loaded: LoadedPolicy, row: Mapping[str, Any]) -> bool:
@@ -282,6 +295,15 @@ def session_row(status: Mapping[str, Any], ident: str) -> Mapping[str, Any]:
     return next((row for row in _sessions(status) if row.get("container") == ident), {})
 
 
+def proxy_row(status: Mapping[str, Any], sandbox: str) -> Mapping[str, Any]:
+    """Return the part of the status of a sandbox's proxy; empty when it has none that runs."""
+    of_sandbox = [row for row in status.get("sandboxes") or () if row.get("sandbox") == sandbox]
+    found = [session for row in of_sandbox for session in row.get("sessions") or ()]
+    return next(
+        (row for row in found if row.get("service") == proxying.SERVICE and row.get("state") == "running"), {}
+    )
+
+
 def peers(status: Mapping[str, Any], ident: str) -> dict[str, str]:
     """Return name -> address of every running sandbox container of the user but one, from the status."""
     return {
@@ -306,8 +328,10 @@ def _host_side(
         text = hosts.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise CorralError(f"cannot read the hosts file {hosts}: {error.strerror}") from error
+    row = session_row(status, ident)
+    declaration = changed_since(loaded.declaration, row)
     sight = Sight(
-        declaration=changed_since(loaded.declaration, session_row(status, ident)),
+        declaration=declaration,
         address=address,
         gateway=str(plan.gateway),
         hostname=SERVICE,
@@ -317,17 +341,37 @@ def _host_side(
         pins=rows(live.get("pins"), address),
         host=rows(live.get("host"), address),
         open=address in (live.get("open") or ()),
+        opened=proxychecks.opened(row),
     )
     differences = "; ".join(livecheck.live_rules(sight))
     found = [Check("live-rules", "fail" if differences else "ok", differences, session)]
-    # The constant rules are the same for all sessions.
-    return found if session else [*found, *livecheck.skeleton_checks(live.get("skeleton") or {})]
+    if session:
+        return found
+    # The proxy is one for all sessions, and so are the constant rules.
+    if declaration.proxied:
+        found.append(_proxy_elements(loaded, proxy_row(status, loaded.sandbox.id), live))
+    return [*found, *livecheck.skeleton_checks(live.get("skeleton") or {})]
+
+
+def _proxy_elements(loaded: LoadedPolicy, row: Mapping[str, Any], live: Mapping[str, Any]) -> Check:
+    address = str(row.get("address") or "")
+    problems = [f"the proxy: {text}" for text in row.get("problems") or ()]
+    if not address:
+        problems.append("the enforcer knows of no proxy of this sandbox")
+    held, pins, host = (
+        proxychecks.opened(row),
+        rows(live.get("pins"), address),
+        rows(live.get("host"), address),
+    )
+    problems += proxychecks.elements(loaded.declaration.patterns, address, held, pins, host)
+    return Check("proxy-elements", "fail" if problems else "ok", "; ".join(problems))
 
 
 def rows(listed: Any, address: str) -> frozenset[livecheck.Row]:
     """Return the elements of one source from the enforcer's answer."""
-    return frozenset(
-        (str(src), str(proto), int(port), str(dst))
-        for src, proto, port, dst in listed or ()
-        if src == address
-    )
+    return frozenset(row for row in pinned_rows(listed) if row[0] == address)
+
+
+def pinned_rows(listed: Any) -> frozenset[livecheck.Row]:
+    """Return the elements of the enforcer's answer."""
+    return frozenset((str(src), str(proto), int(port), str(dst)) for src, proto, port, dst in listed or ())

@@ -29,17 +29,22 @@ root-owned:/etc/corral/state-paths root-owned:/etc/resolv.conf root-owned:/etc/h
 unlisted-host-blocked dns-closed ipv6-disabled no-ipv6-address host-service:PORT
 """
 FIRST = LISTED.split()
+# Of a sandbox that reaches all public addresses; what breaks them is tried in test_opened.py.
+OF_OPEN = {"closed-address", "host-closed", "public-name"}
 
 
 def families() -> set[str]:
     """Every kind of check that the code can say something of."""
     profile = [{"kind": kind, "target": "/x"} for kind in PROFILE_CHECKS]
     told = {"profile": profile, "shadows": ["/home/agent/.env"]}
-    inside = {
-        name.partition(":")[0]
-        for connection in ("own", "none")
-        for name, _ in made(expect(**told, connection=connection))
-    }
+    kinds: list[dict[str, object]] = [
+        {"connection": "own"},
+        {"connection": "none"},
+        {"proxy": {"port": 8443, "denied": "example.com"}},
+        {"answered": {"denied": "example.com"}},
+        {"closed": ["192.168.255.1"]},
+    ]
+    inside = {name.partition(":")[0] for kind in kinds for name, _ in made(expect(**told, **kind))}
     host = {check.name for check in livecheck.skeleton_checks({})}
     source = "".join(
         (Path(checks.__file__).parent / name).read_text()
@@ -56,7 +61,7 @@ def test_every_check_the_code_makes_is_explained_and_no_other() -> None:
 
 def test_every_check_the_code_makes_has_a_tampering_and_no_other() -> None:
     # What only says that an image is not corral's cannot fail.
-    assert {row.check.partition(":")[0] for row in TABLE} == families() - {"foreign-image"}
+    assert {row.check.partition(":")[0] for row in TABLE} == families() - {"foreign-image", *OF_OPEN}
     for row in TABLE:
         assert row.check in row.expected
         assert bool(row.why) == (len(row.expected) > 1), row.ident
@@ -92,7 +97,14 @@ def test_a_check_is_found_by_the_name_it_is_printed_with(name: str) -> None:
     text = checkdocs.explain(doc)
     for part in (doc.name, doc.proves, doc.measured, doc.means, doc.fix):
         assert part in text
+    assert "does not:" not in text
     assert json.loads(checkdocs.explain_json(doc))["fix"] == doc.fix
+
+
+def test_what_a_check_does_not_prove_is_said_where_it_matters() -> None:
+    doc = checkdocs.find("proxy-checks-sni")
+    assert f"  does not:      {doc.beyond}" in checkdocs.explain(doc).splitlines()
+    assert json.loads(checkdocs.explain_json(doc))["beyond"] == doc.beyond
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from corral.context import Invocation
 from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
+from policy import proxying
 from policy.container import Limits, Mount
-from policy.declaration import Name
+from policy.declaration import Declaration, Name, Pattern
 from policy.errors import EngineError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -202,7 +203,13 @@ def test_a_checker_that_leaves_a_check_out_is_a_failure(
 ) -> None:
     docker_engine.stdout = GOOD
     monkeypatch.undo()
-    told = verify._expectations(invocation, prepared, {}, {"corral-other-main": "172.16.0.66"})
+    other = {
+        "container": "b",
+        "name": "corral-other-main",
+        "state": "running",
+        "address": "172.16.0.66",
+    }
+    told = verify._expectations(invocation, prepared, {}, {"sandboxes": [{"sessions": [other]}]}, "")
     names = verify.asked(told)
     assert {"non-root", "read-only-root", "limits", "peer-unreachable:corral-other-main"} <= set(names)
     monkeypatch.setattr(verify, "prepare", lambda _: prepared)
@@ -309,3 +316,117 @@ def test_closing_a_part_of_what_is_writable_is_no_other_policy_and_anything_else
         inspect = docker_engine.inspect_container(session.ident)
         told = verify.started_differently(invocation, inspect, prepared.limits, {})
     assert bool(told) == stale
+
+
+# -- names that are not pinned ahead
+
+ZONE = Pattern(host="*.example.org")
+PROXY_ADDRESS = "172.16.0.61"
+
+
+def proxied(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[Invocation, dict[str, Any]]:
+    """The invocation with a policy that has a proxy, and the proxy's row in the service's status."""
+    declared = Declaration(names=(Name(host="api.example.com"),), patterns=(ZONE,), **changes)
+    loaded = replace(invocation.loaded, declaration=declared)
+    # It is found once, and kept.
+    monkeypatch.setitem(invocation.__dict__, "loaded", loaded)
+    row = {
+        "container": "proxy",
+        "name": "corral-demo-proxy",
+        "service": proxying.SERVICE,
+        "state": "running",
+        "address": PROXY_ADDRESS,
+        "opened": [{"address": "203.0.113.7", "port": 443, "names": ["a.example.org"]}],
+    }
+    return invocation, row
+
+
+def status_with(invocation: Invocation, row: dict[str, Any]) -> dict[str, Any]:
+    return {"sandboxes": [{"sandbox": invocation.loaded.sandbox.id, "sessions": [row]}]}
+
+
+def test_the_proxy_of_a_sandbox_is_judged_by_what_the_kernel_lets_it_reach(
+    invocation: Invocation,
+    prepared: Prepared,
+    docker_engine: FakeDocker,
+    enforcer: FakeEnforcer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    invocation, row = proxied(invocation, monkeypatch)
+    docker_engine.stdout = GOOD
+    enforcer.status_answer = status_with(invocation, row)
+    enforcer.live_answer["pins"] = [[PROXY_ADDRESS, "tcp", 443, "203.0.113.7"]]
+
+    def outcome() -> Check:
+        return next(check for check in verify.verify(invocation) if check.name == "proxy-elements")
+
+    assert outcome() == Check("proxy-elements", "ok")
+    enforcer.live_answer["pins"].append([PROXY_ADDRESS, "tcp", 443, "203.0.113.66"])
+    assert "203.0.113.66:443" in outcome().detail
+    enforcer.live_answer["pins"].pop()
+    row["opened"][0]["names"] = ["a.example.net"]
+    assert "a.example.net" in outcome().detail
+    row["opened"][0]["names"] = ["a.example.org"]
+    row["problems"] = ["it is not of corral's shape"]
+    assert "it is not of corral's shape" in outcome().detail
+    enforcer.status_answer = {"sandboxes": []}
+    assert "knows of no proxy" in outcome().detail
+
+
+def test_a_sandbox_without_a_proxy_is_not_asked_for_one(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.stdout = GOOD
+    assert "proxy-elements" not in {check.name for check in verify.verify(invocation)}
+
+
+def test_the_checker_is_told_of_the_proxy_and_of_what_it_alone_may_reach(
+    invocation: Invocation,
+    prepared: Prepared,
+    enforcer: FakeEnforcer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    invocation, row = proxied(invocation, monkeypatch)
+    enforcer.live_answer["pins"] = [
+        [PROXY_ADDRESS, "tcp", 443, "203.0.113.7"],
+        [PROXY_ADDRESS, "tcp", 443, "203.0.113.8"],
+        ["172.16.0.2", "tcp", 443, "203.0.113.8"],
+    ]
+    told = verify._expectations(invocation, prepared, {}, status_with(invocation, row), "")
+    assert told["proxy"] == {
+        "port": 8443,
+        "denied": "example.com",
+        "permitted": None,
+        "address": PROXY_ADDRESS,
+        "only": [["203.0.113.7", 443]],
+    }
+    monkeypatch.undo()
+    assert {"proxy-denies", "proxy-is-the-only-way"} <= {*verify.asked(told)}
+
+
+def test_the_proxy_itself_is_no_session_to_be_checked(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    docker_engine.stdout = GOOD
+    with created(invocation, prepared, Request(proxying.PURPOSE, ("agent",), "00000001")) as made:
+        docker_engine.start(made.ident)
+        found = verify.verify(invocation)
+    assert {check.session for check in found} == {""}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"patterns": (ZONE, Pattern(host="*.example.net"))},
+        {"patterns": (Pattern(host="*.example.org", sni=False),)},
+        {"patterns": (ZONE,), "mode": "proxy"},
+        {"patterns": (ZONE,), "dns": "answer"},
+        {},
+    ],
+)
+def test_a_session_that_may_ask_for_something_else_than_the_policy_says_is_told(changed: Any) -> None:
+    label = Declaration(patterns=(ZONE,)).to_label()
+    assert not verify._egress_differs(label, Declaration(patterns=(ZONE,)), {})
+    assert verify._egress_differs(label, Declaration(**changed), {})
