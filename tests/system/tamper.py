@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .tamperbench import Place
 
 Body = dict[str, Any]
+# Of what ``whole`` says, where a policy has names that are not pinned ahead.
+NAMES = "names:"
 ALL_ROOT_OWNED = "root-owned:*"
 
 
@@ -210,6 +212,12 @@ TABLE: tuple[Tampering, ...] = (
         image="chmod 777 /usr/local/bin/corral-verify",
         ci=False,
     ),
+    Tampering(
+        "root-owned:/usr/local/bin/corral-proxy",
+        "it is the agent's",
+        image=chowned("/usr/local/bin/corral-proxy"),
+        ci=False,
+    ),
     Tampering("root-owned:/etc/hosts", "mounted writable", body=mount("/etc/hosts", False)),
     Tampering("root-owned:/etc/hostname", "it is the agent's", during=engine_file("hostname"), ci=False),
     Tampering("root-owned:/etc/resolv.conf", "it is the agent's", during=engine_file("resolv.conf")),
@@ -283,6 +291,58 @@ TABLE: tuple[Tampering, ...] = (
         whole="connected",
         fails=("no-network", "only-loopback"),
         why="the link of that network is seen from inside, too",
+        ci=False,
+    ),
+    *(
+        Tampering(
+            check,
+            f"another proxy in the image: {how}",
+            whole=f"{NAMES}{kind}",
+            fails=fails,
+            why=why,
+            ci=kind == "generous",
+        )
+        for check, kind, how, fails, why in (
+            ("proxy-denies", "generous", "it says yes to everything", (), ""),
+            ("proxy-checks-sni", "blind", "it looks into no ClientHello", (), ""),
+            ("proxy-permits", "stingy", "it says no to everything", (), ""),
+            (
+                "proxy-answers",
+                "mumbling",
+                "it speaks another protocol",
+                ("proxy-answers", "proxy-denies", "proxy-permits"),
+                "what does not speak HTTP neither refuses nor permits",
+            ),
+        )
+    ),
+    Tampering(
+        "proxy-is-the-only-way",
+        "the kernel lets a session reach another port of this host",
+        whole=f"{NAMES}beside",
+        fails=("proxy-is-the-only-way", "live-rules"),
+        why="such an element is seen from both sides",
+        ci=False,
+    ),
+    Tampering(
+        "proxy-elements", "the kernel lets the proxy reach what nobody asked for", whole=f"{NAMES}roaming"
+    ),
+    Tampering(
+        "dns-answers-only-permitted",
+        "the service answers for any name",
+        whole=f"{NAMES}talkative",
+    ),
+    Tampering(
+        "dns-answers-permitted",
+        "the service answers for no name",
+        whole=f"{NAMES}silent",
+        ci=False,
+    ),
+    Tampering(
+        "dns-outside-closed",
+        "the kernel lets a session reach a resolver",
+        whole=f"{NAMES}resolver",
+        fails=("dns-outside-closed", "live-rules"),
+        why="such an element is seen from both sides",
         ci=False,
     ),
     Tampering("skeleton-in-path", "a rule before Docker's chain", whole="first"),

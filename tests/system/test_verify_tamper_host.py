@@ -12,10 +12,10 @@ import pytest
 from tests.lab import Box, Internet, Lab
 
 from .host import BASE_POLICY, ENFORCER, Host, Project
-from .tamper import TABLE, Tampering
+from .tamper import NAMES, TABLE, Tampering
 from .tamperbench import note, parameters
 
-WHOLE = [row for row in TABLE if row.whole]
+WHOLE = [row for row in TABLE if row.whole and not row.whole.startswith(NAMES)]
 
 
 @pytest.fixture(scope="module")

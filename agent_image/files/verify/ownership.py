@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 GUARDS = (
     "/usr/local/bin/corral-entrypoint",
     "/usr/local/bin/corral-verify",
+    "/usr/local/bin/corral-proxy",
     "/etc/hosts",
     "/etc/hostname",
     "/etc/resolv.conf",

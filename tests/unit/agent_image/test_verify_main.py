@@ -53,6 +53,7 @@ def test_checks_and_their_order() -> None:
         "read-only-root",
         "root-owned:/usr/local/bin/corral-entrypoint",
         "root-owned:/usr/local/bin/corral-verify",
+        "root-owned:/usr/local/bin/corral-proxy",
         "root-owned:/etc/hosts",
         "root-owned:/etc/hostname",
         "root-owned:/etc/resolv.conf",

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
+import socket
 import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +18,7 @@ import pytest
 
 from agent_image.files.verify import main, network, proxied
 from agent_image.files.verify.network import WAIT, Reply
+from agent_image.files.verify.ownership import GUARDS
 from tests.unit.agent_image.container import BODY, GATEWAY, HOSTS, PROBE, Container, expect
 
 ALLOWED, DENIED = "api.example.org", "example.com"
@@ -28,7 +36,8 @@ CHECKS = ["proxy-answers", "proxy-denies", "proxy-permits", "proxy-checks-sni", 
 TEXTS = {400: "Bad Request", 403: "Forbidden", 405: "Method Not Allowed", 502: "Bad Gateway", 504: "Timeout"}
 
 
-def said(status: int, body: str = "corral-proxy: no (request 1a2b)\n") -> bytes:
+def said(status: int, body: str = "") -> bytes:
+    body = body or f"{status} no, and here is why (request 1a2b)\n"
     head = f"HTTP/1.1 {status} {TEXTS.get(status, 'OK')}\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
@@ -41,7 +50,7 @@ class Proxied(Container):
         self.put("/etc/hosts", HOSTS.replace("corral-host", "corral-host proxy"))
         self.there_is: Reply | None = None  # instead of the proxy
         self.statuses: dict[str, int] = {}  # request line -> another status
-        self.body = said(403).partition(b"\r\n\r\n")[2].decode()
+        self.body = ""
         self.connected = 200
         self.after: Reply = Reply("closed", 0.01)
         self.asked: list[tuple[str, bytes]] = []
@@ -99,6 +108,12 @@ def test_a_proxy_that_is_right_passes_everything(inside: Proxied) -> None:
     assert failing(inside) == set()
 
 
+def test_the_program_is_guarded_like_the_others(inside: Proxied) -> None:
+    assert "/usr/local/bin/corral-proxy" in GUARDS
+    inside.owners["/usr/local/bin/corral-proxy"] = 1000
+    assert failing(inside) == {"root-owned:/usr/local/bin/corral-proxy"}
+
+
 @pytest.mark.parametrize("hosts", [HOSTS, HOSTS + "203.0.113.5 proxy\n"])
 def test_another_address_of_the_proxy_is_found(inside: Proxied, hosts: str) -> None:
     inside.put("/etc/hosts", hosts)
@@ -148,7 +163,17 @@ def test_what_is_not_refused_as_it_must_be_is_found(inside: Proxied, line: str, 
     assert line.partition(" HTTP/")[0] in found(inside)["proxy-denies"][1]
 
 
-@pytest.mark.parametrize("body", ["", "one\ntwo\n", "schön\n"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "\n",
+        "403 denied\n",
+        "403 denied (request 1)\n403 denied (request 1)\n",
+        "200 denied (request 1)\n",
+        "403 schön (request 1)\n",
+        "<html>403 Forbidden</html>\n",
+    ],
+)
 def test_a_refusal_that_is_not_one_line_of_the_proxys_own_is_found(inside: Proxied, body: str) -> None:
     inside.body = body
     assert failing(inside) == {"proxy-denies"}
@@ -236,3 +261,72 @@ def test_the_hello_asks_for_the_name_it_was_made_for() -> None:
     with pytest.raises(ssl.SSLError):
         context.wrap_bio(incoming, outgoing, server_side=True).do_handshake()
     assert heard == ["other.example.com"]
+
+
+# -- the real program
+
+SERVE = "from agent_image.files.proxy.main import main; main()"
+
+
+class Real(Proxied):
+    """Asks the real proxy, which listens on the loopback."""
+
+    def converse(
+        self, address: str, port: int, first: bytes, then: bytes = b"", wait: float = WAIT
+    ) -> tuple[Reply, Reply | None]:
+        return network.converse("127.0.0.1", port, first, then, wait)
+
+
+def dialing(server: socket.socket, upstream: int) -> None:
+    """Answer as the enforcer does: one name is permitted, and leads to the loopback."""
+
+    def talk(connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as lines:
+            for line in lines:
+                asked = json.loads(line)
+                if asked["op"] == "refused":
+                    answer: dict[str, Any] = {"ok": True}
+                elif (asked["name"], asked["port"]) == (ALLOWED, upstream):
+                    answer = {"ok": True, "addresses": ["127.0.0.1"], "protocol": "tls", "sni": True}
+                else:
+                    answer = {"ok": False, "kind": "denied", "text": "no entry means it"}
+                lines.write(json.dumps(answer).encode() + b"\n")
+                lines.flush()
+
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Ports of the real proxy, and of what it may connect."""
+    with ExitStack() as stack:
+        upstream = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        asked = stack.enter_context(socket.socket(socket.AF_UNIX))
+        asked.bind(str(tmp_path / "dial.sock"))
+        asked.listen()
+        target = upstream.getsockname()[1]
+        threading.Thread(target=dialing, args=(asked, target), daemon=True).start()
+        argv = [sys.executable, "-c", SERVE, "--listen", "127.0.0.1:0", "--dial", str(tmp_path / "dial.sock")]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+        stack.enter_context(process)
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        listening = json.loads(process.stdout.readline())
+        yield listening["port"], target
+
+
+def test_the_real_proxy_passes_and_one_that_may_not_be_asked_is_told(
+    tmp_path: Path, real: tuple[int, int]
+) -> None:
+    port, upstream = real
+    inside = Real(tmp_path / "root")
+    results = found(inside, port=port, permitted=[ALLOWED, upstream])
+    assert {name: results[name] for name in CHECKS if results[name][0] != "ok"} == {}
+    assert f"asking there for {DENIED} ends the connection" in results["proxy-checks-sni"][1]
+    # A name that it may not be asked for is refused, and that is seen.
+    assert failing(inside, port=port, permitted=["www.example.org", upstream]) == {"proxy-permits"}
