@@ -15,7 +15,7 @@ from corral.policyedit import save, unsave
 from corral.targets import DEFAULT_PORT, DNS_PORTS, Target, duration
 from policy import asking
 from policy.container import HOST_ALIAS
-from policy.declaration import ANSWER, OPEN, Declaration, Name
+from policy.declaration import ANSWER, OPEN, Declaration, Name, Pattern
 from policy.errors import EnforcerError, PolicyError
 from policy.hosts import HostError, is_address
 from policy.loader import LoadedPolicy, load
@@ -131,7 +131,7 @@ def _has(invocation: Invocation, sandbox: str, host: str) -> bool:
         rows = session.get("names") or ()
         if any(row["name"] == host and row.get("state") != "REVOKED" for row in rows):
             return True
-        patterns = session.get("patterns") or ()
+        patterns = session.get("asked") or ()
         if any(row["host"] == host or _means(row["host"], host) for row in patterns):
             return True
     return False
@@ -387,4 +387,10 @@ def changed_since(declaration: Declaration, session: Mapping[str, Any]) -> Decla
             names[row["name"]] = Name(host=row["name"], ports=tuple(ports), optional=True, liveness=False)
         elif ports and known is not None:
             names[known.host] = known.model_copy(update={"ports": tuple(sorted({*known.ports, *ports}))})
-    return declaration.model_copy(update={"names": tuple(names.values())})
+    patterns = [one for one in declaration.patterns if one.host not in withdrawn]
+    known = {(one.host, port) for one in patterns for port in one.ports}
+    for row in session.get("asked") or ():
+        ports = tuple(port for port in row["ports"] if (row["host"], port) not in known)
+        patterns += [Pattern(host=row["host"], ports=ports)] if ports else []
+    changes = {"names": tuple(names.values()), "patterns": tuple(patterns)}
+    return declaration.model_copy(update=changes)

@@ -175,12 +175,16 @@ class Denials:
         session = next((one for one in own if one.container == container), None)
         project = next((one.project for one in (session, *own) if one is not None and one.project), "")
         place = Place(sandbox, project)
-        if session is not None and session.service == proxying.SERVICE:
+        # By DNS there is no port.
+        proxied = session.service == proxying.SERVICE if session is not None else bool(port)
+        if proxied:
             # One account for all lives of a proxy: which session asked it cannot be seen.
-            place = Place(sandbox, project, session.service)
+            place = Place(sandbox, project, proxying.SERVICE)
         elif session is not None:
             place = Place(sandbox, project, session.service, session.session, session.container)
         check = session is not None and session.purpose == VERIFY
+        if proxied and any(one.purpose == VERIFY for one in own):
+            check = is_name_check(name, reason)
         self.names.ask(place, name, port, reason, self._wall(), check=check)
 
     # -- the dead resolver
@@ -260,6 +264,11 @@ class Denials:
             partial.replace(self._store)
         except OSError as error:
             log.warning("names of addresses cannot be saved: %s", error)
+
+
+def is_name_check(name: str, reason: str) -> bool:
+    """Tell whether what a proxy refused while ``corral verify`` runs is what that tries."""
+    return (reason == "denied" and name in proxying.CHECKED) or reason == "sni-mismatch"
 
 
 def unheard(snmp: str) -> int | None:

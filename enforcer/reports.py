@@ -76,7 +76,7 @@ def session_row(
         "names": names,
         # Whether it asks for names, of a proxy or by DNS; and what for, with the seconds that are left.
         "asks": session.proxied or session.answered,
-        "patterns": [
+        "asked": [
             {
                 "host": entry.host,
                 "ports": list(entry.ports),

@@ -15,3 +15,5 @@ PORT = 8443
 PROGRAM = "/usr/local/bin/corral-proxy"
 DIAL_TARGET = "/corral-dial"
 DIAL_SOCKET = "dial.sock"
+# Names that exist, one of which ``corral verify`` asks a proxy or an answerer for that may not tell of it.
+CHECKED = ("example.com", "example.net", "example.org", "iana.org")

@@ -10,7 +10,7 @@ from corral import approval, namecommands, names
 from corral.cli import main
 from corral.context import Invocation
 from corral.targets import Target, parse_duration, parse_ports, parse_target
-from policy.declaration import Declaration, Name
+from policy.declaration import Declaration, Name, Pattern
 from policy.errors import EnforcerError, NotReadyError, PolicyError
 from policy.loader import LoadedPolicy, load
 from policy.revision import revision
@@ -472,7 +472,7 @@ def test_a_saved_denial_is_asked_of_sessions_that_ask_for_names(
 ) -> None:
     running(enforcer, invocation)
     session = enforcer.status_answer["sandboxes"][0]["sessions"][0]
-    session["patterns"] = [{"host": "*.example.com", "ports": [443]}, {"host": "not one", "ports": [443]}]
+    session["asked"] = [{"host": "*.example.com", "ports": [443]}, {"host": "not one", "ports": [443]}]
     for host in ("files.example.com", "*.example.com", "example.com"):
         names.deny(invocation, host, invocation.loaded.sandbox.id, keep=True)
     assert [change[2] for change in enforcer.changes] == ["files.example.com", "*.example.com"]
@@ -496,3 +496,26 @@ def test_the_policy_is_judged_by_what_may_be_asked_for_too(
 ) -> None:
     allowed, told = names.by_policy(with_egress(invocation, egress), host, port)
     assert (allowed, reason in told) == (verdict, True), told
+
+
+def test_what_may_be_asked_for_since_a_session_started_is_what_it_declared_and_what_came_or_went() -> None:
+    declaration = Declaration(
+        mode="proxy",
+        patterns=(
+            Pattern(host="*.example.com", protocol="tcp"),
+            Pattern(host="gone.example.org"),
+        ),
+    )
+    session = {
+        "withdrawn": ["gone.example.org"],
+        "asked": [
+            {"host": "*.example.com", "ports": [443], "seconds": None},
+            {"host": "*.example.com", "ports": [8443], "seconds": 60.0},
+            {"host": "new.example.org", "ports": [22], "seconds": None},
+        ],
+    }
+    assert names.changed_since(declaration, session).patterns == (
+        Pattern(host="*.example.com", protocol="tcp"),
+        Pattern(host="*.example.com", ports=(8443,)),
+        Pattern(host="new.example.org", ports=(22,)),
+    )

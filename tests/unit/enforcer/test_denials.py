@@ -303,7 +303,7 @@ def test_what_was_asked_of_two_lives_of_a_proxy_is_one_row(world: World) -> None
 def test_a_container_of_another_sandbox_is_not_taken_for_one_of_this(world: World) -> None:
     world.of.asked("other-0a0b0c0e", "c1", "files.example.com", 443, "denied")
     (row,) = world.of.names.rows()
-    assert row.place == Place("other-0a0b0c0e")
+    assert row.place == Place("other-0a0b0c0e", "", "proxy")
 
 
 def test_what_a_checking_session_asks_for_is_marked(world: World) -> None:
@@ -379,3 +379,29 @@ def test_what_a_check_asked_for_is_in_no_number_of_the_program(world: World) -> 
     world.of.asked("demo-0a0b0c0d", "c1", "files.example.com", 443, "denied")
     assert asked_of(world)["sandboxes"][0]["asked"] == 0
     assert world.of.counts()["asked"] == {"demo-0a0b0c0d": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "marked"),
+    [
+        ("example.com", "denied", True),
+        ("api.example.com", "sni-mismatch", True),
+        ("files.example.com", "denied", False),
+        ("example.com", "no-sni", False),
+    ],
+)
+def test_what_a_check_tries_at_the_proxy_is_marked_while_it_runs(
+    world: World, name: str, reason: str, marked: bool
+) -> None:
+    proxy = session("p1", "172.16.0.3", service="proxy", purpose="proxy")
+    checking = session("c2", "172.16.0.4", purpose="verify")
+    for sessions in ([session(), proxy], [session(), proxy, checking]):
+        world.sessions = sessions
+        world.of.asked("demo-0a0b0c0d", "p1", name, 443, reason)
+    assert sorted(row.check for row in world.of.names.rows()) == ([False, True] if marked else [False])
+
+
+def test_a_proxy_that_is_not_known_any_more_is_the_sandboxs_proxy_all_the_same(world: World) -> None:
+    world.of.asked("demo-0a0b0c0d", "", "files.example.com", 443, "no-sni")
+    (row,) = world.of.names.rows()
+    assert row.place == Place("demo-0a0b0c0d", "/home/dev/demo", "proxy")
