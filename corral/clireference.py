@@ -143,8 +143,10 @@ def manual(found: Sequence[Command]) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def policy_manual(meaning: Sequence[tuple[str, str]], example: str) -> str:
-    """Return the manual page corral.yaml(5): keys, their meaning, and an example."""
+def policy_manual(
+    meaning: Sequence[tuple[str, str]], entries: Sequence[tuple[str, str]], example: str
+) -> str:
+    """Return the manual page corral.yaml(5): keys, their meaning, what may be allowed, and an example."""
     lines = [
         _title("CORRAL.YAML", 5),
         ".SH NAME",
@@ -157,6 +159,8 @@ def policy_manual(meaning: Sequence[tuple[str, str]], example: str) -> str:
         ),
         ".SH KEYS",
         *_tagged(tuple((key, text.replace("`", "")) for key, text in meaning)),
+        ".SH ENTRIES OF EGRESS.ALLOW",
+        *_tagged(entries),
         ".SH EXAMPLE",
         ".nf",
         *(roff(line) if line else ".sp" for line in example.rstrip("\n").split("\n")),
@@ -198,7 +202,7 @@ def pages() -> dict[Path, str]:
     return {
         PAGE: markdown(found),
         COMMANDS: manual(found),
-        POLICY: policy_manual([(key, text) for key, text in told], example),
+        POLICY: policy_manual([(key, text) for key, text in told], reference.ENTRIES, example),
     }
 
 

@@ -107,6 +107,21 @@ MEANING: Mapping[str, str] = {
     "protect": "`false`: files in writable mounts that this host executes are neither protected nor reported",
 }
 
+# (how an entry of egress.allow is written, what it stands for), for the manual page.
+ENTRIES = (
+    ("api.example.com", "this name, on port 443, pinned to the addresses it resolves to"),
+    ("{host: git.example.com, ports: [443, 22]}", "other ports"),
+    (
+        "'*.example.com'",
+        "a zone: every name below it, at any depth, and never example.com itself; asked for through the "
+        "sandbox's proxy",
+    ),
+    (
+        r"'^(api|preview)\.x\.example$', 'regex:(api|preview)\.x\.example'",
+        "a regular expression, which has to match the whole name; the same way",
+    ),
+)
+
 
 def keys_and_fields(model: type[BaseModel] = Policy, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield every key of a policy, ``egress.allow[].host`` for example, with its field."""
