@@ -388,9 +388,9 @@ def changed_since(declaration: Declaration, session: Mapping[str, Any]) -> Decla
         elif ports and known is not None:
             names[known.host] = known.model_copy(update={"ports": tuple(sorted({*known.ports, *ports}))})
     patterns = [one for one in declaration.patterns if one.host not in withdrawn]
-    known = {(one.host, port) for one in patterns for port in one.ports}
+    listed = {(one.host, port) for one in patterns for port in one.ports}
     for row in session.get("asked") or ():
-        ports = tuple(port for port in row["ports"] if (row["host"], port) not in known)
-        patterns += [Pattern(host=row["host"], ports=ports)] if ports else []
+        more = tuple(port for port in row["ports"] if (row["host"], port) not in listed)
+        patterns += [Pattern(host=row["host"], ports=more)] if more else []
     changes = {"names": tuple(names.values()), "patterns": tuple(patterns)}
     return declaration.model_copy(update=changes)
