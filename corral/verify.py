@@ -259,8 +259,14 @@ def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> 
     except PolicyError:
         return True
     now = changed_since(declared, row)
-    same = [(one.mode, one.dns, one.host_services, frozenset(one.patterns)) for one in (now, wanted)]
+    same = [(one.mode, one.dns, one.host_services, _asked_for(one)) for one in (now, wanted)]
     return same[0] != same[1] or reach(now) != reach(wanted)
+
+
+def _asked_for(declaration: Declaration) -> frozenset[tuple[str, int, str, bool]]:
+    """Return what may be asked for, a port each: what was allowed by hand stands beside what is declared."""
+    patterns = declaration.patterns
+    return frozenset((one.host, port, one.protocol, one.sni) for one in patterns for port in one.ports)
 
 
 def _protects(loaded: LoadedPolicy, row: Mapping[str, Any]) -> bool:
