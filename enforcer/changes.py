@@ -12,14 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from enforcer import hostsfile, pins, verdicts
+from enforcer import asking, hostsfile, pins, verdicts
 from enforcer.names import Names
-from enforcer.overrides import LONGEST, MAX_PORTS, Overrides
+from enforcer.overrides import LONGEST, MAX_PORTS, Overrides, asks, is_pattern
 from enforcer.sessions import Session
 from enforcer.tracker import Tracker
 from enforcer.writerclient import Held
+from policy import proxying
+from policy.declaration import PROXY, Declaration
 from policy.errors import CorralError, EnforcerError, NotReadyError
 from policy.hosts import HostError, is_address, parse_host
+from policy.patterns import Zone, parse_pattern
 
 log = logging.getLogger("corral.enforcer")
 
@@ -38,6 +41,9 @@ class Kernel(Protocol):
     @property
     def satisfied(self) -> frozenset[str]:
         """The containers that have all that was wanted for them when the kernel was last written."""
+
+    def proxied(self, sandbox: str) -> bool:
+        """Tell whether a sandbox has a proxy that can ask for names."""
 
     async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until a condition holds, looking whenever something moved; False: not in time."""
@@ -62,25 +68,30 @@ class Changes:
     ) -> dict[str, Any]:
         """Let the running sessions of a sandbox reach a name, until they end or for ``seconds``.
 
+        A zone or an expression, and any name in mode proxy, may be asked for from then on, and nothing is
+        resolved before it is.
+
         Raises:
             NotReadyError: the name has no usable address; nothing was changed.
-            EnforcerError: no session, a name or port that no policy may have, or the kernel was not written.
+            EnforcerError: no session, nobody who could be asked, a name or port that no policy may have, or
+                the kernel was not written.
         """
-        name = _name(host, force)
+        name = _entry(host, force)
         if not ports or len(ports) > MAX_PORTS or any(not 0 < p < 65536 or p in DNS_PORTS for p in ports):
             raise EnforcerError("a port that no policy may open")
         if seconds is not None and not 0 < seconds <= LONGEST:
             raise EnforcerError(f"a time of {seconds} s", f"at most {LONGEST / 86400:.0f} days")
         async with self._one:
-            sessions = self._sessions(sandbox)
-            _refuse_open(sessions)
+            sessions = _able(self._sessions(sandbox), name)
+            pinned = [session for session in sessions if _pins(session, name)]
             until = None if seconds is None else self._clock() + seconds
             before = {session.container: session.overrides for session in sessions}
             try:
                 for session in sessions:
-                    self._tracker.override(session.container, lambda o: o.allow(name, ports, until))
+                    grant = Overrides.allow if session in pinned else Overrides.allow_asking
+                    self._tracker.override(session.container, partial(_grant, grant, name, ports, until))
                 await self._settled(sessions, [name])
-                failed = self._failure(sessions, name)
+                failed = self._failure(pinned, name) if pinned else None
                 if failed is not None:
                     raise NotReadyError(
                         f"{name} is not allowed: it has no usable address ({failed})", "correct the name"
@@ -104,17 +115,18 @@ class Changes:
         Raises:
             EnforcerError: no session has the name, or the kernel was not written.
         """
-        name = _name(host, force=True)
+        name = _entry(host, force=True)
         async with self._one:
-            known = self._tracker.known(sandbox)
-            sessions = [s for s in known if any(own.host == name for own in s.names)]
+            known = [s for s in self._tracker.known(sandbox) if s.service != proxying.SERVICE]
+            meant = {s.container: text for s in known if (text := _had(s, name)) is not None}
+            sessions = [session for session in known if session.container in meant]
             if not known:
                 raise EnforcerError(f"no session of {sandbox} is running", "corral run starts one")
             if not sessions:
                 _refuse_open(known)
                 raise EnforcerError(f"no running session of {sandbox} may reach {name}", "see: corral status")
             failed = self._override_all(
-                {s.container: partial(Overrides.deny, host=name, declaration=s.declaration) for s in sessions}
+                {s.container: partial(_deny, s.declaration, meant[s.container]) for s in sessions}
             )
             try:
                 await self._settled(sessions, [])
@@ -187,7 +199,9 @@ class Changes:
         Raises:
             EnforcerError: not a name nor an address; the kernel cannot be read.
         """
-        found = [s for s in self._tracker.sessions.values() if s.sandbox.id == sandbox]
+        known = list(self._tracker.sessions.values())
+        found = [s for s in known if s.sandbox.id == sandbox and s.service != proxying.SERVICE]
+        askers = tuple(asking.askers(known, sandbox))
         held = await self._read()
         state = self._names.state
         rows = []
@@ -198,6 +212,8 @@ class Changes:
                 tuple(entry for entry in held.host if entry.src == session.address),
                 hostsfile.read(session.hosts_file),
                 any(row.src == session.address for row in held.open),
+                askers,
+                self._kernel.proxied(sandbox),
             )
             verdict = verdicts.judge(sight, state, host, port)
             rows.append(
@@ -227,7 +243,9 @@ class Changes:
         found = [
             session
             for session in self._tracker.sessions.values()
-            if not session.problems and sandbox in (None, session.sandbox.id)
+            if not session.problems
+            and sandbox in (None, session.sandbox.id)
+            and session.service != proxying.SERVICE
         ]
         if not found:
             where = f"of {sandbox} " if sandbox else ""
@@ -288,6 +306,52 @@ def _refuse_open(sessions: Iterable[Session]) -> None:
         )
 
 
+def _able(sessions: list[Session], name: str) -> list[Session]:
+    """Return the sessions that an entry can be added to.
+
+    Raises:
+        EnforcerError: there is none.
+    """
+    _refuse_open(sessions)
+    if not is_pattern(name):
+        return sessions
+    able = [session for session in sessions if asks(session.declaration)]
+    if not able:
+        raise EnforcerError(
+            f"{name} stands for many names, and no running session has a proxy that is asked for them",
+            "add it to egress.allow in corral.yaml and start a new session; or allow the names one by one",
+        )
+    return able
+
+
+def _pins(session: Session, name: str) -> bool:
+    return session.declaration.mode != PROXY and not is_pattern(name)
+
+
+def _grant(
+    how: Callable[[Overrides, str, tuple[int, ...], float | None], Overrides],
+    name: str,
+    ports: tuple[int, ...],
+    until: float | None,
+    now: Overrides,
+) -> Overrides:
+    return how(now, name, ports, until)
+
+
+def _had(session: Session, name: str) -> str | None:
+    """Return what a session may reach or ask for and is to lose, as it is written there."""
+    asked = [entry.host for entry, _ in session.overrides.asked(session.declaration)]
+    if is_pattern(name):
+        return next((text for text in asked if asking.parsed(text) == asking.parsed(name)), None)
+    return name if any(own.host == name for own in session.names) or asking.entries(session, name) else None
+
+
+def _deny(declaration: Declaration, name: str, now: Overrides) -> Overrides:
+    asked = [entry.host for entry, _ in now.asked(declaration) if entry.host != name]
+    many = not is_pattern(name) and any(asking.matches(text, name) for text in asked)
+    return now.deny(name, declaration, matched=many)
+
+
 def _back(old: Overrides, now: Overrides) -> Overrides:
     # Its place in the hosts file stays taken: nothing there ever moves.
     return replace(old, listed=now.listed)
@@ -300,6 +364,17 @@ def _session(session: Session) -> dict[str, Any]:
         "service": session.service,
         "session": session.session,
     }
+
+
+def _entry(text: str, force: bool) -> str:
+    """Return an entry of an allowlist: a name in its one form, or what stands for many as it is written."""
+    if not is_pattern(text):
+        return _name(text, force)
+    try:
+        pattern = parse_pattern(text, force=force)
+    except HostError as error:
+        raise EnforcerError(f"{text!r} cannot be allowed: {error.what}", error.fix) from error
+    return f"*.{pattern.suffix}" if isinstance(pattern, Zone) else text
 
 
 def _name(host: str, force: bool) -> str:

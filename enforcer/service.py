@@ -123,6 +123,12 @@ class Service:
         """See changes.Kernel."""
         return frozenset(self.shown)
 
+    def proxied(self, sandbox: str) -> bool:
+        """See changes.Kernel."""
+        known = self.tracker.sessions.values()
+        runs = any(one.proxy and one.running and one.sandbox.id == sandbox for one in known)
+        return runs and self.dialing.serves(sandbox)
+
     # -- life
 
     async def run(self, socket_path: Path, stop: asyncio.Event) -> None:

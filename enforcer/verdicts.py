@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from enforcer import pins
+from enforcer import asking, pins
 from enforcer.sessions import Session
 from enforcer.vetting import Vetting
 from enforcer.writerclient import Entry
@@ -27,13 +27,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Sight:
-    """One session as the kernel and its hosts file have it: entries with its address, name -> addresses."""
+    """One session as the kernel and its hosts file have it: entries with its address, name -> addresses.
+
+    ``askers``: the sessions that share its proxy, it among them. ``proxy``: whether that one can ask.
+    """
 
     session: Session
     pins: tuple[Entry, ...]
     host: tuple[Entry, ...]
     hosts: Mapping[str, Sequence[str]]
     open: bool = False
+    askers: tuple[Session, ...] = ()
+    proxy: bool = False
 
 
 def judge(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
@@ -53,6 +58,9 @@ def judge(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
 def _named(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
     session = sight.session
     name = next((name for name in session.names if name.host == host), None)
+    asked = _asked(sight, host, port) if name is None or port not in name.ports else None
+    if asked is not None:
+        return asked
     if name is None:
         return Verdict(False, _not_allowed(session, host))
     if port not in name.ports:
@@ -65,6 +73,28 @@ def _named(sight: Sight, state: pins.State, host: str, port: int) -> Verdict:
     if missing:
         return Verdict(False, f"the kernel does not hold {_listed(missing)} for it; see corral status", shown)
     return Verdict(True, f"{host} is allowed on port {_listed(name.ports)}", shown)
+
+
+def _asked(sight: Sight, host: str, port: int) -> Verdict | None:
+    """Judge by what may be asked for; None when there is nobody to ask."""
+    session = sight.session
+    if session.proxied:
+        found = asking.judge(sight.askers, host, port)
+        if isinstance(found, asking.Permit):
+            if not sight.proxy:
+                return Verdict(
+                    False, f"{found.entry} allows it, but the proxy does not run; see corral status"
+                )
+            how = "" if found.protocol == "tls" else ", and what passes need not be TLS"
+            return Verdict(True, f"through the proxy: {found.entry} allows it{how}")
+        if not session.answered:
+            return Verdict(False, found.text)
+    if session.answered:
+        own = asking.own(session, host, port)
+        if isinstance(own, asking.Permit):
+            return Verdict(True, f"its addresses are opened when DNS is asked for it: {own.entry} allows it")
+        return Verdict(False, own.text)
+    return None
 
 
 def _service(sight: Sight, port: int) -> Verdict:

@@ -152,7 +152,6 @@ def test_an_address_that_vetting_refuses_is_not_opened_and_not_told(play: Callab
     play(acts)
 
 
-@pytest.mark.skip(reason="deny of patterns")
 def test_a_permission_that_ends_while_a_name_server_thinks_opens_nothing(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
         proxied(world)
@@ -191,7 +190,6 @@ def test_a_proxy_that_goes_while_a_name_server_thinks_gets_nothing(play: Callabl
     play(acts)
 
 
-@pytest.mark.skip(reason="deny of patterns")
 def test_a_revocation_takes_what_is_open_at_once(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
         proxied(world)
