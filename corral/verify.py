@@ -21,18 +21,20 @@ from corral.insession import Unfinished, execute
 from corral.lifecycle import Created, Prepared, created, prepare, probe_address, resolvers
 from corral.livecheck import Sight
 from corral.names import changed_since
-from corral.policyedit import reach
-from corral.runtimes import RUNC
-from corral.session import SERVICE, Request, mounts
+from corral.outdated import started_differently
+from corral.session import SERVICE, Request
 from corral.subnets import Plan
 from policy import proxying
-from policy.connection import HOST, OWN
-from policy.container import HOSTS_TARGET, RUNTIMES, Limits
+from policy.connection import HOST
 from policy.container import user as as_user
-from policy.declaration import LABEL_CONNECTION, LABEL_EGRESS, LABEL_PURPOSE, LABEL_SESSION, OPEN, Declaration
-from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
-from policy.loader import LoadedPolicy
-from policy.mounts import is_within
+from policy.declaration import (
+    LABEL_PURPOSE,
+    LABEL_SESSION,
+    OPEN,
+    Declaration,
+    Pattern,
+)
+from policy.errors import CorralError, EngineError, NotReadyError
 
 PROGRAM = "/usr/local/bin/corral-verify"
 # Seconds the checker may take; it limits itself to less.
@@ -124,12 +126,14 @@ def _expectations(
     ident: str,
 ) -> dict[str, Any]:
     """Return what the checker in a container is told; ``ident`` is empty for one that does not exist yet."""
-    declaration = changed_since(invocation.loaded.declaration, session_row(status, ident))
+    sandbox, declaration = invocation.loaded.sandbox.id, invocation.loaded.declaration
+    # The proxy is asked for what any of its sessions may be asked for, and is the same for all of them.
+    known = of_all(declaration, status, sandbox)
     proxy = None
     if declaration.proxied:
-        pins = pinned_rows(invocation.enforcer.live(invocation.loaded.sandbox.id).get("pins"))
-        address = str(proxy_row(status, invocation.loaded.sandbox.id).get("address") or "")
-        proxy = proxychecks.told_of_proxy(declaration, address, pins)
+        pins = pinned_rows(invocation.enforcer.live(sandbox).get("pins"))
+        address = str(proxy_row(status, sandbox).get("address") or "")
+        proxy = proxychecks.told_of_proxy(known, address, pins)
     return checks.expectations(
         invocation.loaded,
         uid=invocation.user.uid,
@@ -143,7 +147,7 @@ def _expectations(
         limits=prepared.limits,
         closed=_closed(invocation),
         proxy=proxy,
-        answered=proxychecks.told_of_answers(declaration),
+        answered=proxychecks.told_of_answers(known),
     )
 
 
@@ -214,71 +218,6 @@ def _in_session(invocation: Invocation, prepared: Prepared, entry: Mapping[str, 
     return [Check("session-policy", "ok", "", session), *inside, *host_side]
 
 
-def started_differently(
-    invocation: Invocation, inspect: Mapping[str, Any], limits: Limits, row: Mapping[str, Any]
-) -> str:
-    """Return how a running container differs from what ``run`` would start now, or nothing.
-
-    What its user allowed it since (``row``, its part of the status) and then saved is no difference.
-    """
-    loaded, config = invocation.loaded, inspect.get("Config") or {}
-    labels, actual = config.get("Labels") or {}, inspect.get("HostConfig") or {}
-    session = str(labels.get(LABEL_SESSION, ""))
-    differs = []
-    if (labels.get(LABEL_CONNECTION) or OWN) != loaded.connection:
-        differs.append("egress.mode")
-    runtime = str(actual.get("Runtime") or RUNC)
-    if (runtime if runtime in RUNTIMES else RUNC) != loaded.policy.runtime:
-        differs.append("runtime")
-    if _egress_differs(str(labels.get(LABEL_EGRESS)), loaded.declaration, row):
-        differs.append("egress")
-    mounted = {
-        (str(row.get("Source")), str(row.get("Target")), bool(row.get("ReadOnly")))
-        for row in actual.get("Mounts") or ()
-        if row.get("Target") != HOSTS_TARGET and not _protects(loaded, row)
-    }
-    wanted = {(row.source, row.target, row.read_only) for row in mounts(loaded, invocation.paths, session)}
-    if mounted != wanted:
-        differs.append("mounts: " + ", ".join(sorted({target for _, target, _ in mounted ^ wanted})))
-    # A limit that Docker discarded is reported as none; whether that is excused is for ``limits`` to say.
-    kept = [(name, value, actual.get(name)) for name, value in limits.host_config().items()]
-    other = [name for name, value, found in kept if (found or 0) != value and (found or 0) > 0]
-    if other:
-        differs.append("limits: " + ", ".join(other))
-    if not differs:
-        return ""
-    told = "; ".join(differs)
-    return f"it was started under another version of the policy ({told} differ); end it and run it again"
-
-
-def _egress_differs(label: str, wanted: Declaration, row: Mapping[str, Any]) -> bool:
-    if label == wanted.to_label():
-        return False
-    try:
-        declared = Declaration.from_label(label)
-    except PolicyError:
-        return True
-    now = changed_since(declared, row)
-    same = [(one.mode, one.dns, one.host_services, _asked_for(one)) for one in (now, wanted)]
-    return same[0] != same[1] or reach(now) != reach(wanted)
-
-
-def _asked_for(declaration: Declaration) -> frozenset[tuple[str, int, str, bool]]:
-    """Return what may be asked for, a port each: what was allowed by hand stands beside what is declared."""
-    patterns = declaration.patterns
-    return frozenset((one.host, port, one.protocol, one.sni) for one in patterns for port in one.ports)
-
-
-def _protects(loaded: LoadedPolicy, row: Mapping[str, Any]) -> bool:
-    """Say whether a mount only closes a part of one that is writable; which parts depends on the moment."""
-    source = str(row.get("Source"))
-    inside = any(
-        not mount.read_only and source != mount.source and is_within(source, mount.source)
-        for mount in loaded.mounts
-    )
-    return inside and bool(row.get("ReadOnly")) and row.get("Target") == source
-
-
 def _address(inspect: Mapping[str, Any], network: str) -> str:
     endpoint = ((inspect.get("NetworkSettings") or {}).get("Networks") or {}).get(network) or {}
     try:
@@ -301,12 +240,27 @@ def session_row(status: Mapping[str, Any], ident: str) -> Mapping[str, Any]:
     return next((row for row in _sessions(status) if row.get("container") == ident), {})
 
 
+def of_all(declaration: Declaration, status: Mapping[str, Any], sandbox: str) -> Declaration:
+    """Return a declaration that may ask for what any running session of the sandbox may, by hand included."""
+    every = [changed_since(declaration, row).patterns for row in _rows_of(status, sandbox)]
+    patterns = dict.fromkeys((*declaration.patterns, *(one for found in every for one in found)))
+    return declaration.model_copy(update={"patterns": tuple(patterns)})
+
+
+def _rows_of(status: Mapping[str, Any], sandbox: str) -> list[Mapping[str, Any]]:
+    of_sandbox = [row for row in status.get("sandboxes") or () if row.get("sandbox") == sandbox]
+    return [session for row in of_sandbox for session in row.get("sessions") or ()]
+
+
 def proxy_row(status: Mapping[str, Any], sandbox: str) -> Mapping[str, Any]:
     """Return the part of the status of a sandbox's proxy; empty when it has none that runs."""
-    of_sandbox = [row for row in status.get("sandboxes") or () if row.get("sandbox") == sandbox]
-    found = [session for row in of_sandbox for session in row.get("sessions") or ()]
     return next(
-        (row for row in found if row.get("service") == proxying.SERVICE and row.get("state") == "running"), {}
+        (
+            row
+            for row in _rows_of(status, sandbox)
+            if row.get("service") == proxying.SERVICE and row.get("state") == "running"
+        ),
+        {},
     )
 
 
@@ -355,11 +309,12 @@ def _host_side(
         return found
     # The proxy is one for all sessions, and so are the constant rules.
     if declaration.proxied:
-        found.append(_proxy_elements(loaded, proxy_row(status, loaded.sandbox.id), live))
+        known = of_all(loaded.declaration, status, loaded.sandbox.id).patterns
+        found.append(_proxy_elements(known, proxy_row(status, loaded.sandbox.id), live))
     return [*found, *livecheck.skeleton_checks(live.get("skeleton") or {})]
 
 
-def _proxy_elements(loaded: LoadedPolicy, row: Mapping[str, Any], live: Mapping[str, Any]) -> Check:
+def _proxy_elements(patterns: Sequence[Pattern], row: Mapping[str, Any], live: Mapping[str, Any]) -> Check:
     address = str(row.get("address") or "")
     problems = [f"the proxy: {text}" for text in row.get("problems") or ()]
     if not address:
@@ -369,7 +324,7 @@ def _proxy_elements(loaded: LoadedPolicy, row: Mapping[str, Any], live: Mapping[
         rows(live.get("pins"), address),
         rows(live.get("host"), address),
     )
-    problems += proxychecks.elements(loaded.declaration.patterns, address, held, pins, host)
+    problems += proxychecks.elements(patterns, address, held, pins, host)
     return Check("proxy-elements", "fail" if problems else "ok", "; ".join(problems))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from enforcer.denied import VERIFY
 from enforcer.sessions import Session
 from policy.asking import Terms, loosest, strictest
 from policy.declaration import Pattern as Entry
@@ -84,8 +85,12 @@ def own(session: Session, name: str, port: int) -> Permit | Refused:
 
 
 def askers(sessions: Iterable[Session], sandbox: str) -> list[Session]:
-    """Return the sessions that can reach the proxy of a sandbox."""
-    return [session for session in sessions if session.sandbox.id == sandbox and session.proxied]
+    """Return the sessions that can reach the proxy of a sandbox, and whose policies it is asked by.
+
+    What ``corral verify`` starts is not among them while there are others: it looks, and takes nothing away.
+    """
+    found = [session for session in sessions if session.sandbox.id == sandbox and session.proxied]
+    return [session for session in found if session.purpose != VERIFY] or found
 
 
 def judge(sessions: Collection[Session], name: str, port: int) -> Permit | Refused:

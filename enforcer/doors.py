@@ -131,6 +131,14 @@ class Doors:
         shelf = self._shelves.get(container, granting.EMPTY)
         return all((address, port) in shelf and name in shelf[address, port].names for port in ports)
 
+    def report(self, container: str) -> list[dict[str, object]]:
+        """Return what is open for a container and for which names, for the status."""
+        shelf = self._shelves.get(container, granting.EMPTY)
+        return [
+            {"address": address, "port": port, "names": sorted(shelf[address, port].names)}
+            for address, port in sorted(shelf)
+        ]
+
     # -- what the service's loop asks
 
     def wanted(

@@ -497,6 +497,7 @@ class Service:
             row = reports.session_row(session, self._state(session), self.names.state, held, now)
             row["denied"] = self.denials.ledger.of_session(session.container, session.sandbox.id)
             row["dead_resolver"] = self.denials.lookups(session.container)
+            row["opened"] = self.doors.report(session.container)
             rows.setdefault(name, []).append(row)
         return reports.status(
             RELEASE,

@@ -60,8 +60,7 @@ from corral.lifecycle import body, created, prepare
 from corral.session import Request
 invocation = Invocation(current_user(os.environ), Path.cwd(), Console(sys.stderr))
 prepared = prepare(invocation)
-others = verify.peers(invocation.enforcer.status(), "")
-told = verify._expectations(invocation, prepared, {}, others)
+told = verify._expectations(invocation, prepared, {}, invocation.enforcer.status(), "")
 request = Request("verify", (verify.PROGRAM, json.dumps(told)), new_session())
 with created(invocation, prepared, request) as made:
     session = Path(made.spec.hosts_file).parent

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from corral import network, state, verify
+from corral import network, outdated, state, verify
 from corral.checks import Check
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created
@@ -428,13 +428,13 @@ def test_the_proxy_itself_is_no_session_to_be_checked(
 )
 def test_a_session_that_may_ask_for_something_else_than_the_policy_says_is_told(changed: Any) -> None:
     label = Declaration(patterns=(ZONE,)).to_label()
-    assert not verify._egress_differs(label, Declaration(patterns=(ZONE,)), {})
-    assert verify._egress_differs(label, Declaration(**changed), {})
+    assert not outdated._egress_differs(label, Declaration(patterns=(ZONE,)), {})
+    assert outdated._egress_differs(label, Declaration(**changed), {})
 
 
 def test_a_port_of_a_zone_that_was_allowed_by_hand_and_then_saved_is_no_other_version_of_the_policy() -> None:
     label = Declaration(patterns=(ZONE,)).to_label()
     saved = Declaration(patterns=(ZONE.model_copy(update={"ports": (*ZONE.ports, 8443)}),))
     asked = [{"host": ZONE.host, "ports": list(ZONE.ports)}, {"host": ZONE.host, "ports": [8443]}]
-    assert not verify._egress_differs(label, saved, {"asked": asked})
-    assert verify._egress_differs(label, saved, {"asked": asked[:1]})
+    assert not outdated._egress_differs(label, saved, {"asked": asked})
+    assert outdated._egress_differs(label, saved, {"asked": asked[:1]})

@@ -360,3 +360,46 @@ def test_a_session_may_mount_what_else_corral_keeps_for_it(play: Callable[..., W
         await ask(world.client.await_ready, "c1")
 
     play(acts)
+
+
+def test_the_status_tells_what_is_open_on_demand_and_for_which_names(play: Callable[..., World]) -> None:
+    async def acts(world: World) -> None:
+        proxied(world)
+        path = world.proxy("p1", "0000000a")
+        await ready(world)
+        async with connected(path) as line:
+            assert (await line.dial(NAME))["ok"]
+            (box,) = (await ask(world.client.status))["sandboxes"]
+            opened = {row["service"]: row["opened"] for row in box["sessions"]}
+            assert opened == {
+                "main": [], "proxy": [{"address": "93.184.216.34", "port": 443, "names": [NAME]}],
+            }  # fmt: skip
+
+    play(acts)
+
+
+def test_what_verify_starts_takes_nothing_from_the_others_and_asks_where_it_is_alone(
+    play: Callable[..., World],
+) -> None:
+    other = Declaration(patterns=(Pattern(host="*.example.org"),))
+
+    async def acts(world: World) -> None:
+        proxied(world)
+        path = world.proxy("p1", "0000000a")
+        await ready(world)
+        async with connected(path) as line:
+            assert (await line.dial(NAME))["ok"]
+            proxied(world, "c2", "00000002", "172.16.0.3", declaration=other, purpose="verify")
+            await ask(world.client.await_ready, "c2")
+            # Also what is open stays so.
+            assert ROW in world.writer.pins
+            assert (await line.dial(NAME))["ok"]
+            assert (await line.dial("a.example.org"))["kind"] == "denied"
+            del world.engine.inspects["c1"]
+            world.engine.send("die", "c1")
+            await eventually(lambda: ROW not in world.writer.pins)
+            assert (await line.dial(NAME))["kind"] == "denied"
+            world.answers["a.example.org"] = ("93.184.216.34",)
+            assert (await line.dial("a.example.org"))["ok"]
+
+    play(acts)
