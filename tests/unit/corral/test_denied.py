@@ -346,9 +346,14 @@ def test_following_shows_names_among_packets_and_tells_one_from_another() -> Non
 
 def test_following_repeats_no_name_after_a_restart() -> None:
     lines: list[str] = []
-    again = report(asked=[ASKED, BY_PORT], epoch="two")
+    others = [{**ASKED, "name": "new.example.com"}, {**ASKED, "reason": "no-sni"}]
+    again = report(asked=[ASKED, *others], epoch="two")
     run(lines, [], [report(asked=[ASKED]), again, again], as_json=True)
-    assert [json.loads(line)["name"] for line in lines] == ["files.example.com", "git.example.com"]
+    assert [(row["name"], row["reason"]) for row in map(json.loads, lines)] == [
+        ("files.example.com", "denied"),
+        ("new.example.com", "denied"),
+        ("files.example.com", "no-sni"),
+    ]
 
 
 def test_nothing_in_a_row_of_a_name_reaches_the_terminal_as_it_is() -> None:
