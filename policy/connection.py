@@ -116,7 +116,7 @@ def _taken_ports(tree: Mapping[str, Any], egress: Mapping[str, Any]) -> Iterator
         port = service.get("port") if isinstance(service, dict) else None
         if port == proxying.PORT and is_proxied(egress):
             what = f"port {port} of the gateway leads to this sandbox's proxy"
-        elif port == RESOLVER_PORT and egress.get("dns") == ANSWER:
+        elif port == RESOLVER_PORT and (egress.get("dns") == ANSWER or egress.get("mode") == OPEN):
             what = f"port {port} of the gateway is where names are answered"
         else:
             continue

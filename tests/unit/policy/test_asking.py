@@ -209,7 +209,12 @@ def test_what_nothing_could_keep_is_refused(workspace: Workspace, egress: str, m
 
 @pytest.mark.parametrize(
     ("egress", "port"),
-    [("{mode: proxy}", 8443), ("{allow: ['*.example.com']}", 8443), ("{dns: answer}", 10053)],
+    [
+        ("{mode: proxy}", 8443),
+        ("{allow: ['*.example.com']}", 8443),
+        ("{dns: answer}", 10053),
+        ("{mode: open}", 10053),
+    ],
 )
 def test_a_host_service_cannot_have_a_port_of_the_gateway_that_is_taken(
     workspace: Workspace, egress: str, port: int
