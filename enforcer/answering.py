@@ -58,18 +58,20 @@ class Answerer:
         session, kind, name = self._session(source), kind_of(query), name_of(query)
         if session is None:
             return Reply(dns.rcode.SERVFAIL)
-        ports = asking.ports(session, name) if name is not None else ()
-        # Libraries ask for both kinds of address at the same time: that is one attempt.
-        if not ports and kind != dns.rdatatype.AAAA and name != UNLISTED_NAME:
-            self._refused(session, name or query.question[0].name.to_text(), "denied")
-        if kind not in (dns.rdatatype.A, dns.rdatatype.AAAA):
+        if kind is None:
             return Reply(dns.rcode.NOTIMP)
+        ports = asking.ports(session, name) if name is not None else ()
         if name is None or not ports:
+            # Libraries ask for both kinds of address at the same time: that is one attempt.
+            if kind != dns.rdatatype.AAAA and name != UNLISTED_NAME:
+                self._refused(session, name or query.question[0].name.to_text(), "denied")
             return Reply(dns.rcode.NXDOMAIN)
         if kind == dns.rdatatype.AAAA:
             # There is no IPv6 in a sandbox.
             return Reply(dns.rcode.NOERROR)
-        return self._answer(source, session, name, ports)
+        return (
+            self._answer(source, session, name, ports) if kind == dns.rdatatype.A else Reply(dns.rcode.NOTIMP)
+        )
 
     async def _answer(self, source: str, session: Session, name: str, ports: tuple[int, ...]) -> Reply:
         pinned = {port for known in session.names if known.host == name for port in known.ports}

@@ -155,7 +155,7 @@ def test_what_the_gate_asks_for_is_not_told_to_anybody() -> None:
         ("a.example.org", "TXT", dns.rcode.NOTIMP, []),
         ("a.example.org", "HTTPS", dns.rcode.NOTIMP, []),
         ("a.example.org", "ANY", dns.rcode.NOTIMP, []),
-        ("evil.example.com", "TXT", dns.rcode.NOTIMP, [("evil.example.com", "denied")]),
+        ("evil.example.com", "TXT", dns.rcode.NXDOMAIN, [("evil.example.com", "denied")]),
     ],
 )
 def test_questions_for_anything_but_addresses_go_nowhere(
