@@ -106,9 +106,7 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
         lines += [f"    {name.get('name')}: {text}" for text in _granted(name.get("granted") or {})]
         if name.get("error"):
             lines.append(paint(f"    {name.get('name')}: {name['error']}", YELLOW, colour))
-    if session.get("proxied"):
-        asked = dict.fromkeys(str(row.get("host")) for row in session.get("patterns") or ())
-        lines += [f"    {host}: through the proxy" for host in asked]
+    lines += _asked(session)
     for service in session.get("host_services") or ():
         lines.append(f"    host service {service.get('name')}: corral-host:{service.get('port')}")
     if session.get("attended") is False:
@@ -116,6 +114,24 @@ def _session(session: Mapping[str, Any], colour: bool) -> list[str]:
             f"    nobody is attached: corral attach {session.get('called') or session.get('session')}"
         )
     return lines + _denied(session)
+
+
+def _asked(session: Mapping[str, Any]) -> list[str]:
+    """Say what it may ask for by name; what is pinned has its line already."""
+    ways = [
+        *(["through the proxy"] if session.get("proxied") else []),
+        *(["by DNS"] if session.get("answered") else []),
+    ]
+    pinned = {row.get("name") for row in session.get("names") or ()}
+    lines = []
+    for row in session.get("asked") or ():
+        if ways and row.get("host") not in pinned:
+            numbers = [str(port) for port in row.get("ports") or ()]
+            ports = f"port{'s' * (len(numbers) != 1)} {', '.join(numbers)}"
+            seconds = row.get("seconds")
+            until = "" if seconds is None else f", for {_seconds(seconds)} more"
+            lines.append(f"    {row.get('host')}: {ports} {' and '.join(ways)}{until}")
+    return lines
 
 
 def _granted(ports: Mapping[str, Any]) -> list[str]:

@@ -87,6 +87,7 @@ def session_row(
         "withdrawn": sorted(session.overrides.denied),
         "mode": session.declaration.mode,
         "proxied": session.proxied,
+        "answered": session.answered,
         "open_packets": next((row.packets for row in held.open if row.src == session.address), 0)
         if held
         else 0,

@@ -79,7 +79,11 @@ PROXY: dict[str, Any] = {
 }
 PROXIED: dict[str, Any] = {
     **{"service": "main", "session": "0a1b2c3d", "address": "172.16.0.2", "state": "running"},
-    **{"proxied": True, "patterns": [{"host": "*.example.com"}]},
+    "proxied": True,
+    "asked": [
+        {"host": "*.example.com", "ports": [443, 8443], "seconds": None},
+        {"host": "*.example.org", "ports": [443], "seconds": 50.0},
+    ],
 }
 
 
@@ -92,10 +96,23 @@ def with_sessions(*rows: dict[str, Any]) -> list[str]:
 def test_a_proxy_is_no_session_and_what_goes_through_it_is_shown() -> None:
     assert with_sessions(PROXY, PROXIED) == [
         "  main-0a1b2c3d  172.16.0.2  running",
-        "    *.example.com: through the proxy",
+        "    *.example.com: ports 443, 8443 through the proxy",
+        "    *.example.org: port 443 through the proxy, for 50s more",
         "  proxy  172.16.0.3  running",
     ]
     assert with_sessions(PROXY) == ["  no sessions", "  proxy  172.16.0.3  running"]
+
+
+def test_what_is_asked_for_by_DNS_is_shown_and_what_is_pinned_only_once() -> None:
+    row = {"host": "api.example.com", "ports": [443], "seconds": None}
+    asks = {**SESSION, "answered": True, "asked": [row, {**row, "host": "*.example.com"}]}
+    lines = with_sessions(asks)
+    assert "    *.example.com: port 443 by DNS" in lines
+    assert [line for line in lines if "api.example.com" in line and "by DNS" in line] == []
+    assert any(
+        "port 443 through the proxy and by DNS" in one for one in with_sessions({**asks, "proxied": True})
+    )
+    assert not any(" by DNS" in line for line in with_sessions({**asks, "answered": False}))
 
 
 def test_a_session_that_needs_a_proxy_and_has_none_is_a_problem() -> None:
