@@ -34,7 +34,7 @@ from policy.records import dataclass
 if TYPE_CHECKING:
     from corral.context import Invocation
 
-LOCK, USE = "proxy.lock", "proxy.use"
+LOCK, USE = proxying.LOCK, proxying.USE
 ARGV = (
     proxying.PROGRAM,
     *("--listen", f"0.0.0.0:{proxying.PORT}"),

@@ -38,6 +38,9 @@ class Engine(Protocol):
     def stop(self, ident: str) -> None:
         """End a container at once, so that no restart policy starts it again; fine when it is gone."""
 
+    def start(self, ident: str) -> None:
+        """Start a container that has ended; fine when it is gone or runs."""
+
     def ended(self, uid: int) -> list[str]:
         """Return the ids of containers that declare this uid and have ended."""
 
@@ -124,6 +127,11 @@ class DockerEngine:
         """See Engine."""
         with _errors(), contextlib.suppress(NotFound):
             self._client.api.stop(ident, timeout=0)
+
+    def start(self, ident: str) -> None:
+        """See Engine."""
+        with _errors(), contextlib.suppress(NotFound):
+            self._client.api.start(ident)
 
     def ended(self, uid: int) -> list[str]:
         """See Engine."""

@@ -28,12 +28,16 @@ class Timing:
 
 @dataclass
 class Metrics:
-    """Counters of one life of the service; ``drift`` maps parts of the rules to differences found."""
+    """Counters of one life of the service.
+
+    ``drift`` maps parts of the rules to differences found, ``dials`` results to lines that proxies sent.
+    """
 
     reconcile: Timing = field(default_factory=Timing)
     apply: Timing = field(default_factory=Timing)
     refreshes: Counter[str] = field(default_factory=Counter)
     drift: Counter[str] = field(default_factory=Counter)
+    dials: Counter[str] = field(default_factory=Counter)
     connections: int = 0
     writer_errors: int = 0
 
@@ -75,6 +79,9 @@ def render(metrics: Metrics, now: Now) -> str:
     page.family("corral_names", "gauge", "Names of all policies by state.", "state", now.names)
     page.family(
         "corral_refreshes_total", "counter", "Names asked for, by result.", "result", metrics.refreshes
+    )
+    page.family(
+        "corral_dials_total", "counter", "Lines that proxies sent, by result.", "result", metrics.dials
     )
     if now.repairs is not None:
         page.counter("corral_repairs_total", "Times that the writer mended the rules.", now.repairs)

@@ -32,12 +32,14 @@ from enforcer.metrics import Metrics, Now, counted, render
 from enforcer.names import Names
 from enforcer.openside import Around, OpenSide
 from enforcer.overrides import Store
+from enforcer.proxies import Proxies
 from enforcer.release import RELEASE
 from enforcer.resolver import Resolver, Server
 from enforcer.sessions import Network, Owner, Session
 from enforcer.tracker import Tracker
 from enforcer.watch import Watcher
 from enforcer.writerclient import Held, WriterClient, rows_of
+from policy import proxying
 from policy.errors import EnforcerError, NotReadyError
 
 log = logging.getLogger("corral.enforcer")
@@ -90,7 +92,6 @@ class Service:
             config, owner, self.names, self._dirty.set, self._notify_all, store, clock, wall
         )
         self.changes = Changes(self, self.names, self.tracker, clock, self._read)
-        self.metrics = Metrics(refreshes=self.names.refreshes)
         book = owner.data_home / "enforcer" / "addresses.json"
         self.denials = Denials(writer, book, self._world, wall, clock, self.tracker.looked)
         names = self.names  # its state is another one after each event
@@ -112,6 +113,10 @@ class Service:
             lambda text: names.state.vetting.check(text),  # noqa: PLW0108
             clock,
             owner.data_home,
+        )
+        self.metrics = Metrics(refreshes=self.names.refreshes, dials=self.dialing.results)
+        self.proxies = Proxies(
+            lambda: self.tracker.engine, owner, self.tracker.sessions.values, self.tracker.looked, clock
         )
         self._leftovers = Leftovers(
             lambda: self.tracker.engine, owner, config.timers.reconcile, self.tracker.looked
@@ -136,6 +141,7 @@ class Service:
         self.start(asyncio.get_running_loop())
         self._spawn(self.denials.forever())
         self._spawn(self._leftovers.forever())
+        self._spawn(self.proxies.forever())
         unwatch = watch_network(self._loop, lambda: self._spawn(self.tracker.network_moved()))
         api = Api(socket_path, self, self._loop)
         watcher = Watcher(self._make_engine, self.connected, self.event, self.lost)
@@ -472,7 +478,7 @@ class Service:
 
     def _problems(self) -> list[str]:
         lost = [f"Docker: {self.tracker.lost_reason}"] if self.tracker.lost_reason is not None else []
-        return [*lost, *self.errors.values()]
+        return [*lost, *self.errors.values(), *self.proxies.problems.values()]
 
     async def withdraw(self, container: str) -> dict[str, Any]:
         """See api.Backend."""
@@ -496,6 +502,8 @@ class Service:
             name = session.network.name if session.network else session.sandbox.network
             row = reports.session_row(session, self._state(session), self.names.state, held, now)
             row["denied"] = self.denials.ledger.of_session(session.container, session.sandbox.id)
+            if session.service == proxying.SERVICE:
+                row["proxy"] = self._proxy_row(session)
             row["dead_resolver"] = self.denials.lookups(session.container)
             row["opened"] = self.doors.report(session.container)
             rows.setdefault(name, []).append(row)
@@ -509,6 +517,15 @@ class Service:
             self._problems(),
             self.tracker.apart.values(),
         )
+
+    def _proxy_row(self, session: Session) -> dict[str, Any]:
+        results = self.dialing.counts(session.sandbox.id)
+        return {
+            "socket": self.dialing.serves(session.sandbox.id),
+            "allowed": results.pop("ok", 0),
+            "refused": results,
+            "open": self.doors.counts().get(session.container, 0),
+        }
 
     def _state(self, session: Session) -> str:
         state = "refused" if session.problems else "running" if session.running else "ready"

@@ -17,3 +17,6 @@ DIAL_TARGET = "/corral-dial"
 DIAL_SOCKET = "dial.sock"
 # Names that exist, one of which ``corral verify`` asks a proxy or an answerer for that may not tell of it.
 CHECKED = ("example.com", "example.net", "example.org", "iana.org")
+# Files in a sandbox's directory: locked by who makes or removes its proxy; shared by whoever uses it, from
+# before it looks for it.
+LOCK, USE = "proxy.lock", "proxy.use"

@@ -127,6 +127,10 @@ class FakeEngine:
     def stop(self, ident: str) -> None:
         self.stopped.append(ident)
 
+    def start(self, ident: str) -> None:
+        self.inspects[ident]["State"] |= {"Status": "running", "Running": True}
+        self.send("start", ident)
+
     def ended(self, uid: int) -> list[str]:
         assert uid == UID
         return [i for i, row in self.inspects.items() if row["State"]["Status"] in ("exited", "dead")]

@@ -112,6 +112,7 @@ def test_the_names_are_an_interface() -> None:
         "corral_denied_packets_total",
         "corral_docker_reconnects_total",
         "corral_docker_up",
+        "corral_dials_total",
         "corral_drift_total",
         "corral_host_entries",
         "corral_names",
