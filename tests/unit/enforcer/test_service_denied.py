@@ -14,6 +14,7 @@ from enforcer.client import Client
 from enforcer.metrics import CONTENT_TYPE
 from policy.errors import EnforcerError
 
+from .dialbench import ZONE, connected
 from .servicebench import PIN, SANDBOX, World, ask, eventually, play
 from .test_metrics import parsed
 
@@ -139,3 +140,46 @@ def test_a_reconnect_to_docker_is_counted(play: Callable[..., World]) -> None:
 def test_an_enforcer_that_is_not_there_is_told_as_for_other_questions(tmp_path: Any) -> None:
     with pytest.raises(EnforcerError, match="not running"):
         Client(tmp_path / "none").metrics()
+
+
+def test_a_name_that_a_proxy_was_refused_is_told_until_the_command_that_is_advised_allows_it(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001", declaration=ZONE)
+        path = world.proxy("p1", "0000000a")
+        told(world)
+        for ident in ("c1", "p1"):
+            await ask(world.client.await_ready, ident)
+        async with connected(path) as line:
+            for _ in range(2):
+                assert (await line.dial("Files.Example.net.", 8443))["kind"] == "denied"
+            assert not (await line.dial("\x1b[2J.example.net"))["ok"]
+            answer = await ask(world.client.denied)
+            (row,) = answer["asked"]
+            assert answer["rows"] == []
+            assert (row["name"], row["port"], row["count"], row["service"], row["session"]) == (
+                "files.example.net",
+                8443,
+                2,
+                "proxy",
+                None,
+            )
+            assert (row["project"], row["note"]) == ("/p", "not allowed")
+            assert row["line"] == "- {host: files.example.net, ports: [8443]}"
+            assert row["command"] == "corral allow files.example.net:8443"
+            page, _ = parsed(await ask(world.client.metrics))
+            assert page["corral_denied_names_total", (("sandbox", SANDBOX.id),)] == 2
+
+            world.answers["files.example.net"] = ("93.184.216.34",)
+            await ask(world.client.allow, SANDBOX.id, "files.example.net", (8443,), None)
+            assert (await line.dial("files.example.net", 8443))["ok"]
+            (row,) = (await ask(world.client.denied))["asked"]
+            assert (row["count"], row["command"]) == (2, None)
+            assert row["note"] == "not allowed at that time; it is now"
+            await ask(world.client.deny, SANDBOX.id, "files.example.net")
+            assert (await line.dial("files.example.net", 8443))["kind"] == "denied"
+            (row,) = (await ask(world.client.denied, answer["next"]))["asked"]
+            assert (row["count"], row["command"]) == (3, "corral allow files.example.net:8443")
+
+    play(acts)
