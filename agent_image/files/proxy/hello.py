@@ -60,8 +60,10 @@ class HelloReader:
         while True:
             record = self._record()
             if record is None:
-                break
+                return None
             kind, content = record
+            if len(self.raw) - len(self._records) > RAW_LIMIT:
+                raise BadHello(BAD_HELLO, "a hello in too many records")
             if kind in self._skipped and not self._message:
                 continue
             if kind != HANDSHAKE and self._message:
@@ -73,9 +75,6 @@ class HelloReader:
                 self.rest = self._records.left
                 del self.raw[len(self.raw) - len(self.rest) :]
                 return hello
-        if len(self.raw) > RAW_LIMIT:
-            raise BadHello(BAD_HELLO, "a hello in too many records")
-        return None
 
     def _record(self) -> tuple[int, bytes] | None:
         try:

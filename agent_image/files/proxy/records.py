@@ -50,3 +50,7 @@ class RecordReader:
     def left(self) -> bytes:
         """What was taken and not given."""
         return bytes(self._held)
+
+    def __len__(self) -> int:
+        """Return how many bytes were taken and not given."""
+        return len(self._held)

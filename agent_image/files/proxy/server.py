@@ -86,11 +86,12 @@ class Server:
         task.add_done_callback(group.discard)
 
     async def close(self) -> None:
-        """Accept no more, and end all that is going on."""
+        """Accept no more, and end all that is going on. Nothing happens the second time."""
         if self._pause is not None:
             self._pause.cancel()
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
         going_on = [*self._served, *self._told]
         for task in going_on:
             task.cancel()

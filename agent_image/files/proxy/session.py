@@ -166,7 +166,7 @@ class Session:
             raise Refusal(answers.KINDS.get(answer.kind, 503), answer.text)
         try:
             await self._means.connect(answer.addresses, self._port, self._opened)
-        except (OSError, Expired) as error:
+        except OSError as error:
             raise Refusal(502, str(error)) from error
         return answer, reader.rest
 

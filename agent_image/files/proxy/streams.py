@@ -100,25 +100,28 @@ async def connect(addresses: Sequence[str], port: int, opened: Callable[[Stream]
     whom it was given.
 
     Raises:
-        OSError: none of them does; why the last one did not.
-        Expired: not within ``CONNECT_WITHIN_ALL``.
+        OSError: none of them does within ``CONNECT_WITHIN_ALL``; why the last one did not.
     """
+    clock = asyncio.get_running_loop().time
+    end = clock() + CONNECT_WITHIN_ALL
     last: OSError = OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
-    with within(CONNECT_WITHIN_ALL):
-        for address in addresses:
-            try:
-                return await _connected(address, port, opened)
-            except OSError as error:
-                last = error
+    for address in addresses:
+        seconds = min(CONNECT_WITHIN, end - clock())
+        if seconds <= 0:
+            break
+        try:
+            return await _connected(address, port, seconds, opened)
+        except OSError as error:
+            last = error
     raise last
 
 
-async def _connected(address: str, port: int, opened: Callable[[Stream], None]) -> Stream:
+async def _connected(address: str, port: int, seconds: float, opened: Callable[[Stream], None]) -> Stream:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         code = sock.connect_ex((address, port))
         if code == errno.EINPROGRESS:
-            await _within_own(sock)
+            await _writable(sock, seconds)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -130,9 +133,9 @@ async def _connected(address: str, port: int, opened: Callable[[Stream], None]) 
     return stream
 
 
-async def _within_own(sock: socket.socket) -> None:
+async def _writable(sock: socket.socket, seconds: float) -> None:
     try:
-        with within(CONNECT_WITHIN):
+        with within(seconds):
             await ready(sock, reading=False)
     except Expired as error:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error

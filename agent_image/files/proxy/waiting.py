@@ -14,7 +14,10 @@ class Expired(Exception):
 
 
 class within:  # noqa: N801 - reads as a word of the sentence
-    """Cancel what the current task awaits after so many seconds of the loop's clock; raises Expired then."""
+    """Cancel what the current task awaits after so many seconds of the loop's clock; raises Expired then.
+
+    Not one in another: of two that are over at the same moment, the outer one would be lost.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
