@@ -48,6 +48,11 @@ class Internet:
         return self._lab.ca_certificate.read_text()
 
     @property
+    def files(self) -> Path:
+        """A directory whose files every server has below `/files/`, as soon as they are there."""
+        return self._lab.files
+
+    @property
     def names(self) -> dict[str, list[str]]:
         """What the DNS server answers now."""
         return {name: list(record.addresses) for name, record in self._records().items()}

@@ -193,6 +193,7 @@ class Lab:
         authority.cert_pem.write_to_path(lab.ca_certificate)
         lab.ca_key.touch(mode=0o600)
         authority.private_key_pem.write_to_path(lab.ca_key)
+        lab.files.mkdir()
         network.make_internet(lab)
         self.internet.reset_names()
         addresses = sorted({address for several in layout.NAMES.values() for address in several})
@@ -200,7 +201,7 @@ class Lab:
         argv = [
             execute.tool("nsenter"), f"--net={netns_path(lab.inet_netns)}",
             sys.executable, str(_HERE / "servers.py"),
-            "--ca", str(lab.ca_certificate), "--key", str(lab.ca_key),
+            "--ca", str(lab.ca_certificate), "--key", str(lab.ca_key), "--files", str(lab.files),
             "--sink-port", str(layout.SINK_PORT), "--echo-port", str(layout.ECHO_PORT),
         ]  # fmt: skip
         for address in addresses:

@@ -125,6 +125,11 @@ class Layout:
         return f"corral-lab/{self.name}"
 
     @property
+    def files(self) -> Path:
+        """What every server of the internet has below /files/."""
+        return self.run / "files"
+
+    @property
     def ca_certificate(self) -> Path:
         return self.run / "ca.crt"
 

@@ -4,7 +4,8 @@ Runs as a program of its own inside the internet's namespace. A certificate is i
 (or address) a client asks for, by the test CA, so a name added at run time is served at once.
 
 Paths: `/` says which name and address was reached, as JSON; `/stream?interval=S&count=N` sends one byte
-every S seconds, N times; `/bytes?count=N` sends N bytes; `/post` answers with the size of the body.
+every S seconds, N times; `/bytes?count=N` sends N bytes; `/post` answers with the size of the body;
+`/files/NAME` is that file of a directory of the lab (`internet.files`), whatever the host: a repository, an index.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import trustme
 
@@ -54,10 +55,10 @@ class Certificates:
         return context
 
 
-async def serve_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, files: Path) -> None:
     """HTTP/1.1 with keep-alive, as much of it as clients need."""
     try:
-        while await _one_request(reader, writer):
+        while await _one_request(reader, writer, files):
             pass
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         pass
@@ -65,7 +66,7 @@ async def serve_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         writer.close()
 
 
-async def _one_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _one_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, files: Path) -> bool:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.rstrip("\r\n").split("\r\n")
     method, target, version = first.split(" ")
@@ -82,6 +83,10 @@ async def _one_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         await _respond(writer, b"x" * count, "application/octet-stream", method)
     elif url.path == "/post":
         await _respond(writer, f"{len(body)}\n".encode(), "text/plain", method)
+    elif url.path.startswith("/files/"):
+        found = file_below(files, url.path.removeprefix("/files/"))
+        kind = "text/html" if url.path.endswith("/") else "application/octet-stream"
+        await _respond(writer, found or b"", kind, method, "404 Not Found" if found is None else "200 OK")
     else:
         tls = writer.get_extra_info("ssl_object")
         told = {
@@ -96,8 +101,21 @@ async def _one_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     return (headers.get("connection", "").lower() == kept) == (version == "HTTP/1.0")
 
 
-async def _respond(writer: asyncio.StreamWriter, body: bytes, kind: str, method: str) -> None:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+def file_below(files: Path, path: str) -> bytes | None:
+    """What is at a path, a directory's `index.html` for the directory; None: nothing, or nothing below it."""
+    try:
+        found = (files / unquote(path)).resolve()
+        if not found.is_relative_to(files.resolve()):
+            return None
+        return (found / "index.html" if found.is_dir() else found).read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
+async def _respond(
+    writer: asyncio.StreamWriter, body: bytes, kind: str, method: str, status: str = "200 OK"
+) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + (b"" if method == "HEAD" else body))
     await writer.drain()
 
@@ -143,9 +161,13 @@ async def _main(options: argparse.Namespace) -> None:
     ca = trustme.CA.from_pem(options.ca.read_bytes(), options.key.read_bytes())
     tls = Certificates(ca, options.address).front()
     loop = asyncio.get_running_loop()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve_http(reader, writer, options.files)
+
     servers = [
-        await asyncio.start_server(serve_http, None, 443, ssl=tls, backlog=512),
-        await asyncio.start_server(serve_http, None, 80, backlog=512),
+        await asyncio.start_server(serve, None, 443, ssl=tls, backlog=512),
+        await asyncio.start_server(serve, None, 80, backlog=512),
         await asyncio.start_server(_echo, None, options.echo_port, backlog=512),
     ]
     anywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
@@ -162,6 +184,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ca", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--files", type=Path, required=True, help="what is served below /files/")
     parser.add_argument("--sink-port", type=int, required=True)
     parser.add_argument("--echo-port", type=int, required=True)
     parser.add_argument("--address", action="append", required=True, help="a server's address; repeatable")

@@ -290,6 +290,15 @@ def test_stream_sends_a_byte_at_a_time(box: Box) -> None:
     assert box.run(["curl", "-sSN", url]).stdout == "012345678901"
 
 
+def test_files_are_served_and_nothing_outside_their_directory(box: Box, internet: Internet) -> None:
+    (internet.files / "a directory").mkdir(exist_ok=True)
+    (internet.files / "a directory/index.html").write_text("listed\n")
+    fetch = ["curl", "-sS", "--path-as-is", "-w", "%{http_code}", "https://allowed1.corral.example/files/"]
+    assert box.run([*fetch[:-1], fetch[-1] + "a%20directory/"]).stdout == "listed\n200"
+    for path in ("none", "../ca.key", "%2e%2e/ca.key", "%00"):
+        assert box.run([*fetch[:-1], fetch[-1] + path]).stdout == "404", path
+
+
 def test_echo_answers_from_the_address_that_was_asked(box: Box, internet: Internet) -> None:
     for kind in ("udp", "tcp"):
         script = DIAL + "print(s.recv(10), s.getpeername()[0])"
