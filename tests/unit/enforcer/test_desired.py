@@ -1,0 +1,69 @@
+"""The desired state never asks the writer for more than it takes: it would refuse that with all the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+from enforcer import desired
+from enforcer.granting import Opened
+from enforcer.pins import Grant
+from policy.declaration import Declaration, Name, Pattern
+
+from .sessionbench import NETWORK, proxy, session
+
+PINNED = session(
+    1,
+    declaration=Declaration(
+        names=(Name(host="a.example.com"),), dns="answer", patterns=(Pattern(host="a.example.com"),)
+    ),
+)
+
+
+def addresses(first: int, count: int) -> list[str]:
+    return [f"192.0.{number // 256}.{number % 256}" for number in range(first, first + count)]
+
+
+def doors(first: int, count: int, end: float = 99.0) -> list[Opened]:
+    return [Opened(address, 443, "b.example.com", end) for address in addresses(first, count)]
+
+
+def test_pins_come_first_and_no_container_has_more_than_the_writer_takes() -> None:
+    pinned = {"c1": {"a.example.com": tuple(Grant(address, (443,)) for address in addresses(0, 1000))}}
+    kept = [((PINNED.address, "tcp", 443, address), "kept", 50.0) for address in addresses(2000, 20)]
+    rules = desired.desired([PINNED], [NETWORK], pinned, kept, {"c1": doors(990, 500)})
+    assert Counter(row[0] for row in rules.pins)[PINNED.address] == desired.PER_SOURCE
+    assert {row[3] for row in rules.pins} >= {*addresses(0, 1000), *addresses(2000, 20)}
+    # Of what was opened on demand, what was used last is there.
+    assert (PINNED.address, "tcp", 443, "192.0.3.232") in rules.pins
+    # A pin has no end, whoever else opened it.
+    assert (PINNED.address, "tcp", 443, "192.0.3.230") not in rules.ends
+    assert rules.ends[PINNED.address, "tcp", 443, "192.0.3.232"] == 99.0
+
+
+def test_all_together_are_no_more_than_the_writer_takes() -> None:
+    every = [
+        session(number, container=f"c{number}", address=f"172.16.{number // 60}.{number % 60 + 2}")
+        for number in range(150)
+    ]
+    opened = {one.container: doors(0, 512) for one in every}
+    rules = desired.desired(every, [NETWORK], {}, (), opened)
+    assert len(rules.pins) == desired.ALTOGETHER
+
+
+def test_the_last_end_of_what_an_element_stands_for_holds() -> None:
+    one = session(1, container="c1")
+    kept = [((one.address, "tcp", 443, "192.0.0.0"), "kept", 50.0)]
+    rules = desired.desired([one], [NETWORK], {}, kept, {"c1": doors(0, 1)})
+    assert rules.ends == {(one.address, "tcp", 443, "192.0.0.0"): 99.0}
+    rules = desired.desired([one], [NETWORK], {}, (), {"c1": doors(0, 1, inf)})
+    assert rules.ends == {}
+
+
+def test_what_has_problems_has_nothing_and_only_proxied_sessions_reach_the_proxy() -> None:
+    bad = session(1, Pattern(host="*.example.com"), problems=("it differs",))
+    good = session(2, Pattern(host="*.example.com"))
+    plain = session(3, declaration=Declaration(names=(Name(host="a.example.com"),)))
+    rules = desired.desired([bad, good, plain, proxy()], [NETWORK], {}, (), {"c1": doors(0, 1)})
+    assert rules.pins == {}
+    assert set(rules.host) == {(good.address, "tcp", 8443, str(NETWORK.gateway))}
