@@ -32,6 +32,10 @@ class Engine(Protocol):
     def network(self, ident: str) -> dict[str, Any] | None:
         """Return one network's inspect with the containers on it, None when it is gone."""
 
+    @property
+    def version(self) -> str:
+        """The engine's own version, as it says it."""
+
     def disconnect(self, network: str, ident: str) -> None:
         """Take a container off a network, by force; fine when it is not on it."""
 
@@ -77,11 +81,17 @@ class DockerEngine:
             raise EngineError(f"Docker does not answer: {error}", "systemctl status docker") from error
         self._stream: Any = None
         with _errors():
-            told = self._client.info().get("SecurityOptions") or ()
+            info = self._client.info()
+        self._version, told = str(info.get("ServerVersion", "")), info.get("SecurityOptions") or ()
         if any("name=rootless" in str(option).split(",") for option in told) != rootless:
             self.close()
             what = "not rootless" if rootless else "rootless"
             raise EngineError(f"the engine is {what}, and corral was installed for another", "corral install")
+
+    @property
+    def version(self) -> str:
+        """See Engine."""
+        return self._version
 
     def identifiers(self, uid: int) -> list[str]:
         """See Engine."""

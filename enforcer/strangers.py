@@ -3,14 +3,16 @@
 No rule grants it anything, but packets are not all it could send: Docker's own resolver asks from the host,
 where nobody knows whose question it is. So a container on a corral network is taken off it as soon as it is
 seen, at ``create`` when Docker tells early enough, else at ``connect``; a session is taken off every network
-but its own. A container that joined the network namespace of a session has that session's reach without
-being one: it cannot be taken off, so it is stopped. A ``docker exec`` as another user cannot be stopped; it
-is inside the fence, and reported. ``docs/limits.md`` says how long each takes.
+but its own. Where the engine's resolver goes on to ask for a container that has no network any more, that
+container is stopped too. A container that joined the network namespace of a session has that session's
+reach without being one: it cannot be taken off, so it is stopped. A ``docker exec`` as another user cannot
+be stopped; it is inside the fence, and reported. ``docs/limits.md`` says how long each takes.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +32,11 @@ log = logging.getLogger("corral.enforcer")
 NOT_OURS = "corral did not start it"
 LIVE_DNS = "its resolver is Docker's own, which asks from the host"
 INSIDE = "it is inside the sandbox's fence"
+GOES_ON = "its engine's resolver would go on to ask the host's for it"
+# The first release of each line of Docker that asks nobody for a container without a way out
+# (CVE-2024-29018); other lines below the last never got it.
+QUIET = {(23, 0): 11, (25, 0): 5}
+QUIET_SINCE = 26
 JOINS = "container:"
 CHAIN = 8  # containers that join one another, at most
 EXECS = 16  # reported for one session
@@ -74,6 +81,18 @@ def reasons(
     return found
 
 
+def goes_on_to_ask(version: str) -> bool:
+    """Tell whether an engine's resolver asks the host's for a container that is on no network. Pure.
+
+    An engine that does not say what it is may do so.
+    """
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if found is None:
+        return True
+    major, minor, patch = (int(part or 0) for part in found.groups())
+    return major < QUIET_SINCE and patch < QUIET.get((major, minor), patch + 1)
+
+
 def exec_problem(details: Mapping[str, Any], users: Collection[str]) -> str | None:
     """Return what a ``docker exec`` is when it is not one of the session's own user. Pure.
 
@@ -97,6 +116,7 @@ class Strangers:
 
     def __post_init__(self) -> None:
         self.rows: dict[str, tuple[Stranger, ...]] = {}
+        self._stopped: set[str] = set()
 
     def look(
         self,
@@ -115,7 +135,8 @@ class Strangers:
         inspect = engine.container(ident)
         if inspect is None:
             return
-        if joined(inspect) is not None and ident in self.rows and not _runs(inspect):
+        was_stopped = ident in self._stopped or joined(inspect) is not None
+        if was_stopped and ident in self.rows and not _runs(inspect):
             # It was stopped a moment ago; this is an event from before.
             return
         found = self._joiner(engine, inspect, ours) or self._attached(engine, inspect, ours, gateways)
@@ -126,12 +147,32 @@ class Strangers:
         self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str], gateways: Mapping[str, str]
     ) -> tuple[Stranger, ...]:
         ident, name = _identity(inspect)
-        found = []
-        for network, why in reasons(inspect, ours, self.uid, gateways).items():
-            done = _try("disconnected", partial(engine.disconnect, network, ident))
-            log.warning("%s on %s: %s; %s", name, network, why, done)
-            found.append(Stranger(ident, name, network, (why, done)))
-        return tuple(found)
+        done = [
+            (network, why, _try("disconnected", partial(engine.disconnect, network, ident)))
+            for network, why in reasons(inspect, ours, self.uid, gateways).items()
+        ]
+        more = self._silence(engine, ident) if done else ""
+        for network, why, what in done:
+            log.warning("%s on %s: %s; %s%s", name, network, why, what, more)
+        return tuple(Stranger(ident, name, network, (why, what + more)) for network, why, what in done)
+
+    def _silence(self, engine: Engine, ident: str) -> str:
+        """Stop a container that was left without a network, where that does not end its questions.
+
+        One with another network asks by that one's leave, as before it came; it goes on.
+        """
+        if not goes_on_to_ask(engine.version):
+            return ""
+        try:
+            inspect = engine.container(ident)
+        except EngineError as error:
+            return f", and could not be looked at again: {error.message}"
+        if inspect is None or not _runs(inspect):
+            return ""
+        if (inspect.get("NetworkSettings") or {}).get("Networks"):
+            return ""
+        self._stopped.add(ident)
+        return f", and {_try('stopped', partial(engine.stop, ident))}: {GOES_ON}"
 
     def _joiner(
         self, engine: Engine, inspect: Mapping[str, Any], ours: Collection[str]
@@ -179,6 +220,7 @@ class Strangers:
     def removed(self, ident: str) -> None:
         """A container is no more."""
         self.ended(ident)
+        self._stopped.discard(ident)
         self.rows.pop(ident, None)
 
 

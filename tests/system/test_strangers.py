@@ -95,9 +95,7 @@ def test_a_stranger_on_a_corral_network_is_expelled_and_asks_nobody_for_long(
     print(f"{len(leaked)} questions through Docker's resolver before the stranger was off the network")
     assert host.internet.packets(forbidden) == 0
     assert len(control) > 20
-    # 20.10 goes on to ask the host's own resolver for a container that has no network any more (docs/limits.md).
-    if (host.box.engine.suite, resolver) != ("bookworm", "stub"):
-        assert len({query.name for query in leaked}) < 20
+    assert len({query.name for query in leaked}) < 20
     told = host.user_journal(since)
     assert "corral did not start it; disconnected" in told
 
@@ -118,6 +116,36 @@ def test_a_stranger_that_stays_is_shown_in_status_without_a_network(host: Host) 
     finally:
         host.box.run(["docker", "rm", "-f", ident])
     until(lambda: not strangers(host), 10, "a removed stranger is forgotten")
+
+
+@pytest.mark.engine("bookworm", reason="newer engines ask nobody for a container without a network")
+def test_a_stranger_whose_questions_would_go_on_is_stopped_and_one_with_its_own_network_is_not(
+    host: Host,
+) -> None:
+    project = host.project("silenced")
+    project.inside("true")
+    network = project.sandbox["network"]
+    since = time.time()
+
+    def running(ident: str) -> str:
+        return host.box.run(["docker", "inspect", "-f", "{{.State.Running}}", ident]).stdout.strip()
+
+    def sleeping(*options: str) -> str:
+        words = ["docker", "run", "-d", *options, "--entrypoint", "sleep", image(host), "300"]
+        return host.box.run(words).stdout.strip()
+
+    left, kept = sleeping("--network", network, "--restart", "always"), sleeping()
+    try:
+        until(lambda: running(left) == "false", 10, "the one without a network is stopped")
+        host.box.run(["docker", "network", "connect", network, kept])
+        until(lambda: network not in attached(host, kept), 10, "the other is off the network")
+        told = {row["container"]: row for row in strangers(host)}
+        assert "and stopped: its engine's resolver would go on to ask" in str(told[left])
+        assert "stopped" not in str(told[kept])
+        assert (running(left), running(kept)) == ("false", "true")
+        assert "disconnected, and stopped" in host.user_journal(since)
+    finally:
+        host.box.run(["docker", "rm", "-f", left, kept])
 
 
 @pytest.mark.case(6)

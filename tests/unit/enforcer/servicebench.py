@@ -87,6 +87,8 @@ class FakeWriter:
 class FakeEngine:
     """A Docker that holds inspects and sends what it is told to."""
 
+    version = "26.1.5"
+
     def __init__(self) -> None:
         self.inspects: dict[str, dict[str, Any]] = {}
         self.queue: queue.Queue[Mapping[str, Any] | None] = queue.Queue()

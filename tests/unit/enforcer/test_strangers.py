@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enforcer.strangers import EXECS, Strangers, exec_problem, joined, reasons
+from enforcer.strangers import EXECS, GOES_ON, Strangers, exec_problem, goes_on_to_ask, joined, reasons
 from policy.container import DEAD_RESOLVER
 from policy.declaration import LABEL_SANDBOX, LABEL_UID
 from policy.errors import EngineError
@@ -44,6 +44,8 @@ def session(ident: str = "s", *networks: str) -> dict[str, Any]:
 class Engine:
     """A Docker that remembers what it was told."""
 
+    version = "26.1.5"
+
     def __init__(self, *rows: dict[str, Any]) -> None:
         self.rows = {row["Id"]: row for row in rows}
         self.execs: dict[str, dict[str, Any]] = {}
@@ -58,6 +60,7 @@ class Engine:
 
     def disconnect(self, network: str, ident: str) -> None:
         self._do("disconnect", network, ident)
+        self.rows[ident]["NetworkSettings"]["Networks"].pop(network, None)
 
     def stop(self, ident: str) -> None:
         self._do("stop", ident)
@@ -210,3 +213,62 @@ def test_a_stranger_is_forgotten_when_its_container_is_removed_not_when_it_ends(
     assert watch.rows
     watch.removed("f")
     assert watch.rows == {}
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["", "unknown", "20.10.24+dfsg1", "23.0.10", "24.0.9", "25.0.4", "19.03.15", "25", "22.06.0-beta.0"],
+)
+def test_an_engine_may_go_on_to_ask_unless_its_release_is_known_not_to(version: str) -> None:
+    assert goes_on_to_ask(version)
+
+
+@pytest.mark.parametrize(
+    "version", ["23.0.11", "23.0.15", "25.0.5", "26.0.0", "26.1.5+dfsg1", "28.5.2", "100.0"]
+)
+def test_an_engine_that_asks_nobody_for_a_container_without_a_network_is_known(version: str) -> None:
+    assert not goes_on_to_ask(version)
+
+
+def expelled(*networks: str, version: str = "20.10.24", running: bool = True) -> tuple[Engine, Strangers]:
+    engine, watch = Engine(container("f", NETWORK, *networks, running=running)), Strangers(UID, UID)
+    engine.version = version
+    watch.look(engine, "f", [NETWORK])
+    return engine, watch
+
+
+def test_whoever_is_left_without_a_network_is_stopped_where_its_questions_would_go_on() -> None:
+    engine, watch = expelled(NETWORK)
+    assert engine.done == [("disconnect", NETWORK, "f"), ("stop", "f")]
+    assert watch.rows["f"][0].reasons == ("corral did not start it", f"disconnected, and stopped: {GOES_ON}")
+
+
+def test_whoever_was_taken_off_before_it_ran_is_stopped_when_it_runs() -> None:
+    engine, watch = expelled(NETWORK, running=False)
+    assert engine.done == [("disconnect", NETWORK, "f")]
+    engine.rows["f"]["State"]["Running"] = True
+    watch.look(engine, "f", [NETWORK])
+    assert engine.done[-1] == ("stop", "f")
+
+
+def test_a_container_with_a_network_of_its_own_goes_on() -> None:
+    engine, watch = expelled(NETWORK, "bridge")
+    assert engine.done == [("disconnect", NETWORK, "f")]
+    assert watch.rows["f"][0].reasons[1] == "disconnected"
+
+
+def test_a_session_that_is_expelled_from_elsewhere_keeps_its_own_network_and_runs() -> None:
+    engine, watch = Engine(session("s", NETWORK, "bridge")), Strangers(UID, UID)
+    engine.version = "20.10.24"
+    watch.look(engine, "s", [NETWORK])
+    assert engine.done == [("disconnect", "bridge", "s")]
+
+
+def test_a_late_event_does_not_hide_that_it_was_stopped_and_a_new_start_is_seen() -> None:
+    engine, watch = expelled(NETWORK)
+    engine.rows["f"]["State"]["Running"] = False
+    watch.look(engine, "f", [NETWORK])
+    assert GOES_ON in watch.rows["f"][0].reasons[1]
+    engine.rows["f"]["State"]["Running"] = True
+    watch.look(engine, "f", [NETWORK])
+    assert engine.done.count(("stop", "f")) == 2

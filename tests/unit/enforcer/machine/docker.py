@@ -39,6 +39,8 @@ class FakeDocker:
     ``events`` are those that nobody has read yet.
     """
 
+    version = "26.1.5"
+
     def __init__(self, faults: Faults, data: Path) -> None:
         self.faults = faults
         self.data = data
