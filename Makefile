@@ -42,6 +42,7 @@ test-smoke: $(STAMP)
 soak: $(STAMP)
 	CORRAL_MACHINE_SEED=random CORRAL_MACHINE_STEPS=1000000 CORRAL_HYPOTHESIS_STEPS=100000 $(BIN)/python -m pytest -q \
 		tests/unit/enforcer/machine/test_machine.py tests/unit/enforcer/test_pins_interleavings.py
+	CORRAL_FUZZ=1000000 CORRAL_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest -q tests/unit/agent_image/proxy/test_fuzz.py
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench
