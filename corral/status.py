@@ -13,6 +13,7 @@ HEADER = ("NAME", "STATE", "ADDRESSES", "PACKETS", "AGE", "NEXT")
 # Wider names have a line of their own, and of many addresses the first ones are shown: no line should wrap.
 WIDEST_NAME = 48
 ADDRESSES = 3
+NO_SOCKET = "it cannot ask the enforcer for names; see: journalctl --user -u corral-enforcer"
 NO_PROXY = (
     "the proxy that its sessions need does not run; it is started again in a moment, or by the next start"
 )
@@ -70,12 +71,23 @@ def _proxy(
     for row in proxies:
         state = str(row.get("state"))
         shown = state if state in _GOOD_STATES else paint(state, YELLOW, colour)
-        lines.append(f"  proxy  {row.get('address')}  {shown}")
+        lines.append(f"  proxy  {row.get('address')}  {shown}{_counted(row.get('proxy') or {})}")
+        if state == "running" and (row.get("proxy") or {}).get("socket") is False:
+            lines.append(paint(f"    PROBLEM: {NO_SOCKET}", RED, colour))
         lines += [paint(f"    PROBLEM: {text}", RED, colour) for text in row.get("problems") or ()]
     needed = any(row.get("proxied") and row.get("state") == "running" for row in sessions)
     if needed and not any(row.get("state") == "running" for row in proxies):
         lines.append(paint(f"  PROBLEM: {NO_PROXY}", RED, colour))
     return lines
+
+
+def _counted(proxy: Mapping[str, Any]) -> str:
+    if not proxy:
+        return ""
+    refused = sum((proxy.get("refused") or {}).values())
+    return (
+        f"  {proxy.get('allowed', 0)} names opened, {refused} refused; {proxy.get('open', 0)} addresses open"
+    )
 
 
 def _unit(sandbox: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:

@@ -154,13 +154,36 @@ def test_a_killed_proxy_is_told_and_comes_back(host: Host, project: Project) -> 
     project.start("sh", "-c", WAITS, marker="up")
     (proxy,) = proxies(project)
     (main,) = [name for name in project.containers() if "-main-" in name]
-    # With the service halted, nobody starts it again before it was looked at.
-    project.box.run(["docker", "kill", proxy])
-    assert fetch(project, ALLOWED) == ("200", "200")
-    # The session that was there before has it again.
     again = ["docker", "exec", main, *CURL, "-w", CODES, f"https://{ALLOWED}/"]
-    assert project.box.run(again).stdout.split() == ["200", "200"]
+
+    def works() -> bool:
+        return project.box.run(again, check=False).stdout.split() == ["200", "200"]
+
+    assert works()
+    # While somebody holds its lock, nobody starts it again, so that it can be looked at.
+    held = "flock ~/.local/share/corral/proxied-*/proxy.lock sh -c 'touch locked; while [ ! -e free ]; do sleep 0.1; done'"
+    holder = project.box.popen(["bash", "-c", held], cwd=project.path)
+    project.started.append(holder)
+    until(lambda: project.exists("locked"), 30, "its lock is held")
+    project.box.run(["docker", "kill", proxy])
+    assert not works()
+    until(lambda: "does not run" in told(project), 20, "status says so")
+    project.write("free", "")
+    # The service starts it again for the session that is there.
+    until(works, 60, "it came back by itself")
+    assert "PROBLEM" not in told(project)
+    # So does the next start, when the service does not.
+    host.user_systemctl("stop", ENFORCER)
+    project.box.run(["docker", "rm", "-f", proxy])
+    host.user_systemctl("start", ENFORCER)
+    host.wait_enforcer()
+    assert fetch(project, ALLOWED) == ("200", "200")
+    until(works, 30, "the session that was there before has it again")
     assert len(proxies(project)) == 1
+
+
+def told(project: Project) -> str:
+    return project.corral("status").stdout
 
 
 def test_a_start_stays_fast(host: Host, project: Project) -> None:

@@ -103,6 +103,16 @@ def test_a_proxy_is_no_session_and_what_goes_through_it_is_shown() -> None:
     assert with_sessions(PROXY) == ["  no sessions", "  proxy  172.16.0.3  running"]
 
 
+def test_how_often_a_proxy_was_asked_is_told_and_when_it_cannot_ask() -> None:
+    counts = {"socket": True, "allowed": 7, "refused": {"denied": 2, "resolve": 1}, "open": 4}
+    (_, line) = with_sessions({**PROXY, "proxy": counts})
+    assert line == "  proxy  172.16.0.3  running  7 names opened, 3 refused; 4 addresses open"
+    lines = with_sessions({**PROXY, "proxy": {**counts, "socket": False}})
+    assert any("PROBLEM: it cannot ask" in line for line in lines)
+    waits = {**PROXY, "state": "ready", "proxy": {**counts, "socket": False}}
+    assert not any("PROBLEM" in line for line in with_sessions(waits))
+
+
 def test_what_is_asked_for_by_DNS_is_shown_and_what_is_pinned_only_once() -> None:
     row = {"host": "api.example.com", "ports": [443], "seconds": None}
     asks = {**SESSION, "answered": True, "asked": [row, {**row, "host": "*.example.com"}]}
