@@ -333,8 +333,8 @@ TABLE: tuple[Tampering, ...] = (
     ),
     Tampering(
         "dns-answers-permitted",
-        "the service answers for no name",
-        whole=f"{NAMES}silent",
+        "the service tells another address than it opened",
+        whole=f"{NAMES}misleading",
         ci=False,
     ),
     Tampering(
