@@ -372,8 +372,8 @@ DOCS: tuple[CheckDoc, ...] = (
     CheckDoc(
         "peer-unreachable:CONTAINER",
         "no other running sandbox container of yours takes a connection from this one",
-        "TCP to its ports 8080, 8081, 8443, 8765 and 443 must be refused or dropped; a sample: what enforces it is "
-        "`live-rules` and `skeleton-in-path`",
+        "TCP to its ports 8080, 8081, 8443, 8765 and 443 must be refused or dropped; a sample: what enforces "
+        "it is `live-rules` and `skeleton-in-path`",
         "the kernel allows an address of another sandbox, or lets a bridge's members talk to each other",
         _RULES,
     ),
