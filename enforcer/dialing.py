@@ -39,6 +39,8 @@ VERSION = 1
 LONGEST = 4096  # bytes of a line
 ADDRESSES = 8  # in an answer
 RATE, BURST = 100.0, 200.0  # lines a second of one sandbox, and new connections; more wait
+# Of a second of this service, what one sandbox may use to have its names compared with its policies.
+SHARE = 0.1
 PENDING = 64  # names of one sandbox that are being resolved or opened
 CONNECTIONS = 272  # of one sandbox: more than its proxy has, which opens one for each that waits
 BACKLOG = 64
@@ -125,6 +127,7 @@ class _Listener:
     task: asyncio.Task[None] | None = None
     arriving: Budget = field(default_factory=lambda: Budget(RATE, BURST, CONNECTIONS))
     asking: Budget = field(default_factory=lambda: Budget(RATE, BURST, PENDING))
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     clients: set[asyncio.Task[None]] = field(default_factory=set)
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTIONS))
     results: Counter[str] = field(default_factory=Counter)
@@ -297,7 +300,9 @@ class Dialing:
         goes_on = True
         try:
             line = await reader.readuntil(b"\n")
-            await self._turn(listener.asking)
+            # One waits at a time: what the one before it used is known by then.
+            async with listener.turn:
+                await self._turn(listener.asking)
             answer = await self._answer(listener, parse(line))
         except asyncio.LimitOverrunError:
             answer, goes_on = refusal("malformed", f"a line longer than {LONGEST} bytes"), False
@@ -320,7 +325,7 @@ class Dialing:
             return refusal("unready", "the proxy is not known yet")
         try:
             with listener.asking.slot():
-                return await self._dial(proxy, request)
+                return await self._dial(listener, proxy, request)
         except BusyError:
             no = _NoError("busy", "busy", f"{PENDING} names are being asked for already")
         except _NoError as error:
@@ -333,8 +338,8 @@ class Dialing:
         found = [session for session in self._world() if session.sandbox.id == sandbox and session.proxy]
         return min(found, key=lambda s: (not s.running, s.life.created, s.container), default=None)
 
-    async def _dial(self, proxy: Session, request: Request) -> dict[str, Any]:
-        self._judge(proxy, request)
+    async def _dial(self, listener: _Listener, proxy: Session, request: Request) -> dict[str, Any]:
+        self._judge(listener, proxy, request)
         result, left = await self._lookups.find(request.name)
         if isinstance(result, Failure):
             raise _NoError("resolve", "resolve", f"{request.name}: {result.kind} {result.detail}".strip())
@@ -344,18 +349,20 @@ class Dialing:
             why = "; ".join(f"{address} is {verdict.reason}" for address, verdict in verdicts)
             raise _NoError("refused-address", "denied", f"{request.name} has no address it may have: {why}")
         # Whatever was changed while a name server thought, holds.
-        self._judge(proxy, request)
+        self._judge(listener, proxy, request)
         try:
             opened = await self._doors.open(
                 proxy.container, request.name, (request.port,), good[:ADDRESSES], left
             )
         except ClosedError as error:
             raise _NoError("" if error.kind == "unready" else error.kind, error.kind, error.text) from error
-        permit = self._judge(proxy, request)
+        permit = self._judge(listener, proxy, request)
         return {"ok": True, "addresses": list(opened), "protocol": permit.protocol, "sni": permit.sni}
 
-    def _judge(self, proxy: Session, request: Request) -> asking.Permit:
+    def _judge(self, listener: _Listener, proxy: Session, request: Request) -> asking.Permit:
+        began = self._clock()
         found = asking.judge(asking.askers(self._world(), proxy.sandbox.id), request.name, request.port)
+        listener.asking.charge((self._clock() - began) * RATE / SHARE)
         if isinstance(found, asking.Refused):
             raise _NoError("denied", "denied", found.text)
         return found

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from enforcer import asking
 from enforcer import dialing as dialing_module
 from enforcer.dialing import Dialing, listen, refusal
 from enforcer.doors import ClosedError
@@ -207,6 +208,40 @@ def test_a_flood_of_lines_and_connections_takes_nothing_from_another_sandbox(
         for task in floods:
             task.cancel()
         await asyncio.wait(floods)
+
+    play(tmp_path, acts)
+
+
+def test_names_that_are_slow_to_compare_take_a_share_of_the_loop_however_many_lines_bring_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = [0.0]
+
+    async def acts(bench: Bench) -> None:
+        loop = asyncio.get_running_loop()
+        bench.dialing._clock = lambda: loop.time() + spent[0]
+
+        def slow(*_words: Any) -> asking.Refused:
+            spent[0] += 0.1
+            return asking.Refused("no")
+
+        monkeypatch.setattr(dialing_module.asking, "judge", slow)
+        answered = 0
+
+        async def flood() -> None:
+            nonlocal answered
+            async with connected(bench.path()) as line:
+                while await line.dial("a.example.org"):
+                    answered += 1
+
+        began = loop.time()
+        floods = [asyncio.create_task(flood()) for _ in range(40)]
+        await eventually(lambda: answered >= 3 and loop.time() + spent[0] - began > 3)
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+        burst = dialing_module.BURST / (dialing_module.RATE / dialing_module.SHARE)
+        assert spent[0] <= burst + 0.2 + dialing_module.SHARE * (loop.time() - began + spent[0])
 
     play(tmp_path, acts)
 
