@@ -438,3 +438,15 @@ def test_down_ends_it_after_its_sessions(
     down(proxied, proxied.loaded.sandbox.id)
     assert ended == [session.ident, proxy["Id"]]
     assert left(proxied, docker_engine) == []
+
+
+def test_one_that_a_session_without_a_command_line_uses_is_neither_replaced_nor_removed(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    with created(proxied, prepared, request()) as session:
+        docker_engine.start(session.ident)
+        session.leave()
+    first = proxy_of(docker_engine)["Id"]
+    with created(proxied, replace(prepared, image="sha256:2"), request(SECOND)):
+        assert proxy_of(docker_engine)["Id"] == first
+    assert proxy_of(docker_engine)["Id"] == first
