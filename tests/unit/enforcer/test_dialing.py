@@ -225,7 +225,7 @@ def test_names_that_are_slow_to_compare_take_a_share_of_the_loop_however_many_li
             spent[0] += 0.1
             return asking.Refused("no")
 
-        monkeypatch.setattr(dialing_module.asking, "judge", slow)
+        monkeypatch.setattr(asking, "judge", slow)
         answered = 0
 
         async def flood() -> None:
