@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from corral.relay import Relay
 from corral.run import Options
 from corral.session import Request, Terminal
 from corral.subnets import Plan
+from enforcer.netfilter.namespace import Daemon
 from policy.container import Limits
 from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, Pattern
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
@@ -450,3 +452,20 @@ def test_one_that_a_session_without_a_command_line_uses_is_neither_replaced_nor_
     with created(proxied, replace(prepared, image="sha256:2"), request(SECOND)):
         assert proxy_of(docker_engine)["Id"] == first
     assert proxy_of(docker_engine)["Id"] == first
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_with_an_engine_of_the_users_own_the_relay_is_told_where_its_bridge_is(
+    proxied: Invocation, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    daemon = Daemon(10, 1, 3)
+    wanted: list[Relay] = []
+    monkeypatch.setattr(proxying, "_manager", lambda _: SimpleNamespace(ensure=wanted.extend))
+    monkeypatch.setattr(proxying.rootless, "daemon", lambda _: daemon)
+    monkeypatch.setattr(proxying.rootless, "bridge_ifindex", lambda *_: 9)
+    made = replace(proxied, user=replace(proxied.user, rootless=own))
+    made.__dict__.update(loaded=proxied.loaded)
+    proxying._relay(made, PLAN, "172.16.0.5")
+    (one,) = wanted
+    assert (one.engine, one.ifindex) == ((daemon, 9) if own else (None, 7))
+    assert one.target == "172.16.0.5:8443"
