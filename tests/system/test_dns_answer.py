@@ -254,3 +254,14 @@ def test_a_flood_of_questions_stops_neither_the_service_nor_another_sandbox(host
     assert host.enforcer_pid() == pid
     # 100 a second and 200 at once, for as long as it took, and what is asked on without an answer.
     assert asked < 100 * (spent + 10) + 300
+
+
+def test_verify_knows_it(host: Host) -> None:
+    host.internet.set_name(ONE, [FIRST])
+    project = host.project("verified", POLICY)
+    project.start("sh", "-c", "touch up; sleep 300", marker="up")
+    assert FIRST in in_session(host, project, "getent", "ahostsv4", ONE).stdout
+    done = project.corral("verify", check=False)
+    assert [line for line in done.stdout.splitlines() if line.startswith("FAIL")] == [], done.stdout
+    for check in ("live-rules", "dns-answers-only-permitted", "dns-answers-permitted", "dns-outside-closed"):
+        assert f"ok   {check}" in done.stdout, done.stdout
