@@ -223,6 +223,16 @@ def test_four_hundred_addresses_come_whole() -> None:
     assert len(result.addresses) == 400
 
 
+def test_an_answer_that_takes_long_to_parse_is_none() -> None:
+    records = [f"api.example 60 A 203.0.113.{number % 250}" for number in range(600)]
+
+    def script(query: dns.message.Message, tcp: bool) -> dns.message.Message:
+        return reply(query, *records) if tcp else reply(query, truncated=True)
+
+    result, _ = resolve(script)
+    assert failure(result)[0] == "servfail"
+
+
 def test_second_server_is_asked_when_the_first_fails() -> None:
     result, (first, second) = resolve(
         always(rcode=dns.rcode.SERVFAIL), always("api.example 60 A 203.0.113.1")
