@@ -182,3 +182,54 @@ def test_a_policy_with_everything_passes_in_a_running_session(host: Host) -> Non
     inside -= {"skeleton-in-path", "backstop"}
     of_session = {row["check"] for row in found if row["session"] == session}
     assert of_session == {name for name in inside if not str(name).startswith("peer-")} | {"session-policy"}
+
+
+ASKED = ("proxy-answers", "proxy-denies", "proxy-permits", "proxy-checks-sni", "proxy-is-the-only-way")
+THROUGH_THE_PROXY = """\
+profile: opencode
+limits:
+  best_effort: true
+egress:
+  mode: proxy
+  profile_defaults: false
+  allow:
+    - allowed1.corral.example
+    - "*.zone.corral.example"
+"""
+BY_HAND = "forbidden.corral.example"
+STREAMS = (
+    "touch up; while [ ! -e go ]; do sleep 0.1; done; "
+    f"curl -skN --max-time 300 'https://{BY_HAND}/stream?interval=0.1&count=3000' >got; echo $? >code"
+)
+
+
+@EVERY_ENGINE
+@pytest.mark.representative
+def test_a_proxy_is_verified_beside_a_session_that_uses_it_and_nothing_is_taken_from_that(host: Host) -> None:
+    project = host.project("asked", THROUGH_THE_PROXY)
+    found = rows(project)
+    assert failures(found) == []
+    told = {str(row["check"]): row["status"] for row in found}
+    assert {name: told[name] for name in (*ASKED, "proxy-elements") if told[name] != "ok"} == {}
+    project.start("sh", "-c", STREAMS, marker="up")
+    in_session = rows(project)
+    assert failures(in_session) == []
+    assert {row["check"] for row in in_session if row["session"]} >= set(ASKED)
+    # What was allowed by hand is in no policy that `corral verify` starts a container with.
+    project.corral("allow", BY_HAND, "--for", "1h")
+    project.write("go", "")
+
+    def size() -> int:
+        return len(project.read("got")) if project.exists("got") else 0
+
+    host.box.wait_for(lambda: size() > 0, timeout=30)
+    beside = rows(project, check=False)
+    assert {(row["check"], bool(row["session"])) for row in beside if row["status"] == "fail"} == {
+        ("session-policy", True)
+    }
+    before = size()
+    host.box.wait_for(lambda: size() > before, timeout=30)
+    assert not project.exists("code")
+    # It was looked at meanwhile: what is open for that name is closed to the session itself.
+    (only,) = [row for row in beside if row["check"] == "proxy-is-the-only-way"]
+    assert host.internet.addresses["forbidden"] in str(only["detail"])
