@@ -7,10 +7,18 @@ lost packet nor a busy machine stops a sandbox. What must not be is believed at 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import struct
 
+from .questions import (
+    ANSWERED,
+    CLOSED,
+    DNS_PORT,
+    OUTSIDE_NAME,
+    RECORD_TYPES,
+    UNLISTED_NAME,
+    answer_of,
+    question,
+)
 from .tries import REACHED, Try, exchange
 
 TYPE_CHECKING = False
@@ -25,20 +33,9 @@ HOSTS = "/etc/hosts"
 HOST_ALIAS = "corral-host"
 PROXY_ALIAS = "proxy"
 EMBEDDED_DNS = "127.0.0.11"
-DNS_PORT = 53
-OUTSIDE_NAME = "example.com"
-# What no policy permits; the service on the host knows that the gate asks for it (policy.container).
-UNLISTED_NAME = "unlisted.corral-gate.example"
-RECORD_TYPES = {"A": 1, "TXT": 16}
-RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
-ANSWERED = frozenset({"NOERROR", "NXDOMAIN"})
-# What a resolver says that has learnt nothing about the name. After NXDOMAIN, somebody has been asked.
-CLOSED = frozenset({"FORMERR", "SERVFAIL", "NOTIMP", "REFUSED"})
 
 ROUNDS = 3
 REJECT_WITHIN = 0.1
-# Seconds. The kernel sends few ICMP errors a second to one address, so a refused datagram may look lost.
-UDP_WAIT = 0.3
 # Seconds. A relay accepts at once, and closes again when nothing listens behind it.
 LINGER = 0.1
 # Connections a round may open to further addresses and ports of names that did not answer yet.
@@ -223,7 +220,7 @@ class Unlisted(Check):
     def tries(self, undecided: int) -> list[Try]:
         found = [Try(self.address, self.port)]
         if not self.heard:
-            found.append(_question(self.address, "A", udp=True, port=self.port))
+            found.append(question(self.address, "A", udp=True, port=self.port))
         return found
 
     def hear(self, tries: Sequence[Try]) -> None:
@@ -271,7 +268,7 @@ class DnsClosed(Check):
 
     def tries(self, undecided: int) -> list[Try]:
         return [
-            _question(server, record, udp=udp)
+            question(server, record, udp=udp)
             for server in dict.fromkeys(self.servers)
             for udp in (True, False)
             for record in RECORD_TYPES
@@ -308,7 +305,7 @@ class DnsAnswers(Check):
         self.last = "no answer"
 
     def tries(self, undecided: int) -> list[Try]:
-        return [_question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT)]
+        return [question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT)]
 
     def hear(self, tries: Sequence[Try]) -> None:
         for one in tries:
@@ -344,10 +341,10 @@ class DnsPermitted(Check):
 
     def tries(self, undecided: int) -> list[Try]:
         found = [
-            _question(server, "A", udp=udp, wait=ANSWER_WAIT, name=UNLISTED_NAME) for server, udp in self.left
+            question(server, "A", udp=udp, wait=ANSWER_WAIT, name=UNLISTED_NAME) for server, udp in self.left
         ]
         if self.permitted:
-            found.append(_question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT, name=self.named))
+            found.append(question(EMBEDDED_DNS, "A", udp=True, wait=ANSWER_WAIT, name=self.named))
         return found
 
     def hear(self, tries: Sequence[Try]) -> None:
@@ -451,41 +448,6 @@ class Proxy(HostService):
         super().__init__(port, gateway)
         self.what, self.alias = "the sandbox's proxy", PROXY_ALIAS
         self.nobody = "it does not take connections; see: corral status, corral logs --proxy"
-
-
-def query(name: str, record: str) -> bytes:
-    """Return a recursive DNS query for ``record`` ("A", "TXT")."""
-    labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
-    head = struct.pack("!HHHHHH", int.from_bytes(os.urandom(2), "big"), 0x0100, 1, 0, 0, 0)
-    return head + labels + b"\0" + struct.pack("!HH", RECORD_TYPES[record], 1)
-
-
-def answer_of(asked: bytes, data: bytes, udp: bool) -> tuple[str, int]:
-    """Return the response code's name and the number of answer records; what is no answer is "MALFORMED".
-
-    Over TCP both messages have their length before them.
-    """
-    asked, data = (asked, data) if udp else (asked[2:], data[2:])
-    if len(data) < 12 or data[:2] != asked[:2]:
-        return "MALFORMED", 0
-    flags, _, answers = struct.unpack_from("!HHH", data, 2)
-    code = flags & 15
-    return RCODES[code] if code < len(RCODES) else f"RCODE{code}", answers
-
-
-def _question(
-    server: str,
-    record: str,
-    *,
-    udp: bool,
-    port: int = DNS_PORT,
-    wait: float = UDP_WAIT,
-    name: str = OUTSIDE_NAME,
-) -> Try:
-    message = query(name, record)
-    if not udp:
-        message = struct.pack("!H", len(message)) + message
-    return Try(server, port, message, udp=udp, wait=wait)
 
 
 def _only(body: Mapping[str, Any], *keys: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_image.files.entrypoint import gate
+from agent_image.files.entrypoint import gate, questions
 from agent_image.files.entrypoint.tries import Try
 from policy.container import UNLISTED_NAME
 
@@ -267,7 +267,7 @@ def test_a_resolver_in_the_container_that_knows_nobody_is_closed(world: World, c
 
 
 def test_records_of_one_type_are_enough_to_be_found(world: World) -> None:
-    txt = gate.query("example.com", "TXT")[-4:]
+    txt = questions.query("example.com", "TXT")[-4:]
     refused, answered = dns(2), dns(0, 1)
     world.answers["127.0.0.11", 53, "udp"] = lambda one: (answered if txt in one.payload else refused)(one)
     assert "NOERROR over UDP" in world.errors()[0]
