@@ -115,12 +115,21 @@ def ports(session: Session, name: str) -> tuple[int, ...]:
     return tuple(sorted({port for entry, _ in entries(session, name) for port in entry.ports}))
 
 
-def permission(sessions: Collection[Session]) -> Callable[[Session], Callable[[str, int], float | None]]:
+# By container: who judged, and what they said of a name on a port.
+Memory = dict[str, tuple[tuple[Session, ...], dict[tuple[str, int], float | None]]]
+
+
+def permission(
+    sessions: Collection[Session], memory: Memory | None = None
+) -> Callable[[Session], Callable[[str, int], float | None]]:
     """Return what tells when the permission of a container for a name on a port ends; None: it has none.
 
-    The answers hold for these sessions as they are.
+    The answers hold for these sessions as they are. ``memory`` keeps what was asked for the next time, when
+    the same are judged by: a container may have thousands of names open, and each is asked about each time.
     """
-    known: dict[tuple[str, str, int], float | None] = {}
+    kept: Memory = {} if memory is None else memory
+    last = dict(kept)
+    kept.clear()
     speakers: dict[str, list[Session]] = {}
 
     def of(session: Session) -> Callable[[str, int], float | None]:
@@ -129,10 +138,17 @@ def permission(sessions: Collection[Session]) -> Callable[[Session], Callable[[s
             judges = speakers.setdefault(box, askers(sessions, box))
         else:
             judges = [session] if session.answered else []
+        before, said = last.get(session.container, ((), {}))
+        if before != tuple(judges):
+            said = {}
+        known: dict[tuple[str, int], float | None] = {}
+        _, known = kept.setdefault(session.container, (tuple(judges), known))
 
         def until(name: str, port: int) -> float | None:
-            key = (session.container, name, port)
-            if key not in known:
+            key = (name, port)
+            if key in said:
+                known[key] = said[key]
+            elif key not in known:
                 found = judge(judges, name, port)
                 known[key] = found.until if isinstance(found, Permit) else None
             return known[key]

@@ -54,6 +54,7 @@ class Doors:
     ) -> None:
         self._session, self._dirty, self._until, self._clock = session, dirty, until, clock
         self._shelves: dict[str, Shelf] = {}
+        self._judged: asking.Memory = {}
         self._asked = self._written = 0
         self._wanted: Collection[Row] = frozenset()
         self._ends: Mapping[Row, float] = {}
@@ -148,7 +149,7 @@ class Doors:
 
         What is not permitted by these sessions, or over, is forgotten. The number goes to ``wrote``.
         """
-        now, permission = self._clock(), asking.permission(sessions)
+        now, permission = self._clock(), asking.permission(sessions, self._judged)
         shelves: dict[str, Shelf] = {}
         rows: dict[str, list[Opened]] = {}
         for session in sessions:

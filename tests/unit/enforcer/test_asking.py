@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from enforcer import asking
 from enforcer.asking import Permit, Refused, askers, judge, narrowed, permission, ports
 from enforcer.overrides import Overrides
+from enforcer.sessions import Session
 from policy.declaration import Declaration, Name, Pattern
 from policy.identity import Sandbox
 
@@ -93,6 +94,31 @@ def test_permissions_are_those_of_the_sandbox_for_its_proxy_and_ones_own_for_the
     assert of(one)("a.example.com", 443) is None
     assert ports(own, "db.example.com") == (443, 5432)
     assert ports(own, "a.example.com") == ports(one, "a.example.com") == ()
+
+
+def test_what_was_judged_by_the_same_sessions_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = asking.judge
+
+    def counted(judges: list[Session], name: str, port: int) -> Permit | Refused:
+        asked.append(name)
+        return real(judges, name, port)
+
+    monkeypatch.setattr(asking, "judge", counted)
+    one, memory = session(1, ZONE), asking.Memory()
+    for _ in range(3):
+        assert permission([one, proxy()], memory)(proxy())("a.example.com", 443) == inf
+    assert asked == ["a.example.com"]
+    # Whatever of them changes, nothing that was said before is true for long.
+    denied = replace(one, overrides=Overrides().deny("a.example.com", one.declaration, matched=True))
+    assert permission([denied, proxy()], memory)(proxy())("a.example.com", 443) is None
+    assert permission([one, session(2, EXACT), proxy()], memory)(proxy())("a.example.com", 443) is None
+    assert permission([proxy()], memory)(proxy())("a.example.com", 443) is None
+    assert permission([one, proxy()], memory)(proxy())("b.example.com", 443) == inf
+    # What is not asked for any more is forgotten.
+    assert [list(said) for _, said in memory.values()] == [[("b.example.com", 443)]]
+    permission([one], memory)
+    assert not memory
 
 
 def test_what_ends_ends_for_all() -> None:
