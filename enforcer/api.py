@@ -257,8 +257,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _gone(self) -> bool:
         """Tell whether who asked has hung up."""
         try:
-            readable, _, _ = select.select([self.connection], [], [], 0)
-            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+            # Not select, which knows no descriptor above 1023.
+            waiting = select.poll()
+            waiting.register(self.connection, select.POLLIN)
+            return bool(waiting.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):
             return True
 

@@ -1,0 +1,39 @@
+"""Whether who asked has hung up."""
+
+from __future__ import annotations
+
+import fcntl
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from enforcer.api import _Handler
+
+
+@pytest.fixture
+def many() -> Iterator[None]:
+    """Allow descriptors above those that select knows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, 4096)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip("no more descriptors are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many")
+def test_who_hung_up_is_told_from_who_waits_however_many_descriptors_are_in_use() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, ours, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 2000)) as high:
+        handler: Any = _Handler.__new__(_Handler)
+        handler.connection = high
+        assert not handler._gone()
+        theirs.send(b"x")
+        assert not handler._gone()
+        high.recv(1)
+        theirs.close()
+        assert handler._gone()
