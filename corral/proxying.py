@@ -14,20 +14,22 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from ipaddress import AddressValueError, IPv4Address
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from corral import attended, engine, network, oserrors, relay, rootless, starting, state
 from corral.later import Later, begin
+from corral.proxyrows import ARGV, Found, current, of, serves, session_of, users
 from corral.session import GATE_VARIABLE, LOCALE, MOUNTS_VARIABLE, Outside, gate
 from corral.subnets import Plan
 from policy import holding, proxying
-from policy.container import ENTRYPOINT, Limits, Mount, SessionSpec, create_body
-from policy.declaration import LABEL_EGRESS, LABEL_SCHEMA, LABEL_SERVICE, LABEL_SESSION, SCHEMA, Declaration
-from policy.errors import CorralError, EnforcerError, PolicyError
+from policy.container import Limits, Mount, SessionSpec, create_body
+from policy.declaration import Declaration
+from policy.errors import CorralError, EnforcerError
 from policy.identity import Sandbox, StatePaths
 from policy.records import dataclass
 
@@ -35,15 +37,11 @@ if TYPE_CHECKING:
     from corral.context import Invocation
 
 LOCK, USE = proxying.LOCK, proxying.USE
-ARGV = (
-    proxying.PROGRAM,
-    *("--listen", f"0.0.0.0:{proxying.PORT}"),
-    *("--dial", f"{proxying.DIAL_TARGET}/{proxying.DIAL_SOCKET}"),
-)
 # What its first line says once it takes connections.
 LISTENING = '"listening"'
 READY_TIMEOUT = 15.0
-RUNNING = frozenset({"running", "paused", "restarting"})
+# Seconds that a gate may take.
+OPENING, PAUSE = 8.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -56,84 +54,6 @@ class Needs:
     limits: Limits
     outside: Outside
     ipv6: bool
-
-
-@dataclass(frozen=True)
-class Found:
-    """The proxy that there is. ``address`` is empty when it is on no network."""
-
-    ident: str
-    name: str
-    state: str
-    image: str
-    command: str
-    schema: str
-    address: str
-
-
-def session_of(sandbox: Sandbox) -> str:
-    """Return the id that a sandbox's proxy has where sessions have theirs."""
-    return sandbox.token
-
-
-def of(rows: Iterable[Mapping[str, Any]], sandbox: Sandbox) -> Found | None:
-    """Return the proxy among Docker's list entries of a sandbox's containers. Pure."""
-    for row in rows:
-        labels = row.get("Labels") or {}
-        if labels.get(LABEL_SERVICE) == proxying.SERVICE:
-            endpoints = (row.get("NetworkSettings") or {}).get("Networks") or {}
-            return Found(
-                ident=str(row["Id"]),
-                name=engine.container_name(row),
-                state=str(row.get("State", "")),
-                image=str(row.get("ImageID", "")),
-                command=str(row.get("Command", "")),
-                schema=str(labels.get(LABEL_SCHEMA, "")),
-                address=str((endpoints.get(sandbox.network) or {}).get("IPAddress") or ""),
-            )
-    return None
-
-
-def serves(found: Found, plan: Plan) -> bool:
-    """Say whether it runs, where sessions of this network reach it. Pure."""
-    try:
-        return found.state == "running" and IPv4Address(found.address) in plan.subnet
-    except AddressValueError:
-        return False
-
-
-def current(found: Found, image: str) -> bool:
-    """Say whether it is what would be made now. Pure."""
-    wanted = (image, " ".join((ENTRYPOINT, *ARGV)), str(SCHEMA))
-    return (found.image, found.command, found.schema) == wanted
-
-
-def users(rows: Iterable[Mapping[str, Any]], alive: Callable[[str], bool | None], own: str = "") -> list[str]:
-    """Return the ids of the sessions that need the proxy: they run, or are about to. Pure.
-
-    Args:
-        rows: Docker's list entries of the sandbox's containers.
-        alive: whether somebody looks after a session; None: that is not known.
-        own: a session that does not count.
-    """
-    found = []
-    for row in rows:
-        labels = row.get("Labels") or {}
-        session, now = str(labels.get(LABEL_SESSION, "")), row.get("State")
-        about_to = now == "created" and alive(session) is not False
-        if labels.get(LABEL_SERVICE) == proxying.SERVICE or session == own:
-            continue
-        if (now in RUNNING or about_to) and _proxied(str(labels.get(LABEL_EGRESS, ""))):
-            found.append(session)
-    return found
-
-
-def _proxied(label: str) -> bool:
-    try:
-        return Declaration.from_label(label).proxied
-    except PolicyError:
-        # Another version's: it may be.
-        return True
 
 
 def spec(invocation: Invocation, needs: Needs, address: str, dial: tuple[str, int, int]) -> SessionSpec:
@@ -217,12 +137,14 @@ class Using:
             rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
             found = of(rows, sandbox)
             if found is not None and serves(found, needs.plan):
-                if current(found, needs.image):
+                same = current(found, needs.image)
+                if same or users(rows, _alive(paths), needs.session) or not _sole(self._held):
+                    if not same:
+                        invocation.console.detail("the proxy stays what it was: other sessions use it")
                     _relay(invocation, needs.plan, found.address)
-                    return
-                if users(rows, _alive(paths), needs.session) or not _sole(self._held):
-                    invocation.console.detail("the proxy stays what it was: other sessions use it")
-                    _relay(invocation, needs.plan, found.address)
+                    # The service starts one again that has ended, and does not wait for it.
+                    if found.young and not invocation.user.rootless:
+                        listens(found.address)
                     return
             _remove(invocation, sandbox, found)
             _make(invocation, needs)
@@ -378,6 +300,21 @@ def start(invocation: Invocation, ident: str) -> None:
 
 def _listens(lines: Sequence[str]) -> bool:
     return any(LISTENING in line for line in lines)
+
+
+def listens(
+    address: str,
+    port: int = proxying.PORT,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> bool:
+    """Wait until something takes connections there; False when nothing does within ``OPENING`` seconds."""
+    until = clock() + OPENING
+    while clock() < until:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+            return True
+        sleep(PAUSE)
+    return False
 
 
 def dial_directory(directory: Path) -> tuple[int, int]:

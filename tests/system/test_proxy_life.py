@@ -88,6 +88,8 @@ def test_sessions_share_one_proxy_that_goes_with_the_last(host: Host, project: P
     (proxy,) = proxies(project)
     ident = project.box.run(["docker", "inspect", "-f", "{{.Id}}", proxy]).stdout
     assert fetch(project, ALLOWED) == ("200", "200")
+    # It is what would be made now, and known as that.
+    assert "stays what it was" not in project.corral("-v", "run", "--", "true").stderr
     assert project.box.run(["docker", "inspect", "-f", "{{.Id}}", proxy]).stdout == ident
     told = project.corral("status").stdout
     assert f"*.{ZONE}: port 443 through the proxy" in told and "  proxy  " in told

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import socket
 import threading
 from dataclasses import replace
 from ipaddress import IPv4Network
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent_image.files.entrypoint import gate
-from corral import joining, lifecycle, network, proxying, relay, run, sessions, state
+from corral import joining, lifecycle, network, proxying, proxyrows, relay, run, sessions, state
 from corral.context import Invocation
 from corral.down import down
 from corral.leftovers import release_proxy
@@ -200,6 +201,34 @@ def test_one_of_an_older_image_that_nobody_uses_is_replaced(
         assert row["Id"] != first and row["ImageID"] == "sha256:2"
 
 
+def test_one_that_was_started_just_now_is_waited_for(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(proxying, "listens", waited.append)
+    lifecycle.ensure_proxy(proxied, prepared, FIRST)
+    for status, times in (("Up 2 hours", 0), ("Up 3 seconds", 1), ("Up Less than a second", 2)):
+        proxy_of(docker_engine)["Status"] = status
+        lifecycle.ensure_proxy(proxied, prepared, FIRST)
+        assert len(waited) == times
+
+
+def test_waiting_ends_when_something_listens_and_after_a_while() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert not proxying.listens("127.0.0.1", port, lambda: now[0], sleep)
+        assert now[0] >= proxying.OPENING
+        listening.listen()
+        before = now[0]
+        assert proxying.listens("127.0.0.1", port, lambda: now[0], sleep) and now[0] == before
+
+
 def test_one_is_used_too_by_a_command_whose_session_is_not_there_yet(
     proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker
 ) -> None:
@@ -288,11 +317,11 @@ def test_what_was_made_and_never_started_needs_it_while_somebody_looks_after_it(
             "io.corral.egress": PROXIED.to_label(),
         },
     }
-    assert proxying.users([row], lambda _: attends) == needed
-    assert proxying.users([row], lambda _: attends, own="s") == []
+    assert proxyrows.users([row], lambda _: attends) == needed
+    assert proxyrows.users([row], lambda _: attends, own="s") == []
     # A label of another version: nobody can tell.
     row["Labels"] = {**row["Labels"], "io.corral.egress": "{}"}
-    assert proxying.users([row], lambda _: attends) == needed
+    assert proxyrows.users([row], lambda _: attends) == needed
 
 
 @pytest.mark.parametrize("at", ["await_ready", "start", "relay"])
