@@ -17,9 +17,9 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from enforcer import asking, desired, hostsfile, pins, reports
+from enforcer import desired, pins, publishing, readiness, reports
 from enforcer.api import Api
-from enforcer.changes import Changes
+from enforcer.changes import LOG, Changes
 from enforcer.config import RESOLV_CONF, Config
 from enforcer.denials import Denials
 from enforcer.dialing import Dialing
@@ -343,33 +343,9 @@ class Service:
     def _publish(
         self, sessions: Iterable[Session], state: pins.State, rows: AbstractSet[desired.Row]
     ) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        """Bring the hosts files to what ``state`` wants and the kernel holds of it, ``rows``.
-
-        Returns:
-            Container id -> name -> addresses, of the containers whose file says all that is wanted.
-        """
+        """See publishing.publish: of the sessions that are there still."""
         known = state.containers.keys() & self.tracker.sessions.keys()
-        good = [session for session in sessions if session.container in known]
-        wanted, live = pins.published(state), desired.live(rows, good)
-        done: dict[str, Mapping[str, tuple[str, ...]]] = {}
-        for session in good:
-            own, waiting = wanted[session.container], pins.readiness(state, session.container).pending
-            try:
-                shown = desired.shown_names(
-                    session,
-                    own,
-                    hostsfile.read(session.hosts_file),
-                    waiting,
-                    live[session.container],
-                    lambda text: bool(state.vetting.check(text)),
-                )
-                hostsfile.publish(session.hosts_file, desired.hosts_content(session, shown))
-            except (EnforcerError, ValueError) as error:
-                log.error("%s: %s", session.name, error)
-                continue
-            if not waiting and shown == own:
-                done[session.container] = own
-        return done
+        return publishing.publish([one for one in sessions if one.container in known], state, rows)
 
     def _renew_used(self, previous: Held, held: Held) -> None:
         before = {(e.src, e.dst, e.port): e.packets for e in previous.pins}
@@ -416,65 +392,19 @@ class Service:
         until = self._clock() + timeout
         await self.tracker.look(container)
         while True:
-            answer = self._readiness(container)
+            answer = readiness.judge(container, self.tracker, self.names.state, self.shown)
             if answer is not None:
                 return answer
             left = until - self._clock()
             if left <= 0:
-                raise NotReadyError(self._why_not(container, timeout), "journalctl --user -u corral-enforcer")
+                known, state = self.tracker, self.names.state
+                why = readiness.why_not(container, known, state, self.held, self._problems())
+                raise NotReadyError(f"not ready within {timeout:g} s: {why}", LOG)
             async with self._changed:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
             if container in self.tracker.unseen:
                 await self.tracker.look(container)
-
-    def _readiness(self, container: str) -> dict[str, Any] | None:
-        session = self.tracker.sessions.get(container)
-        if session is None:
-            if self.tracker.lost_reason is not None or container in self.tracker.unseen:
-                return None
-            why = self.tracker.unfit.get(container, "it was not looked at")
-            raise NotReadyError(
-                f"the enforcer does not know this container: {why}", "corral run creates what it accepts"
-            )
-        if session.problems:
-            raise NotReadyError(
-                "the container is not what corral would have created: " + "; ".join(session.problems),
-                "another program changed it, or a default of the engine did (/etc/docker/daemon.json)",
-            )
-        ready = pins.readiness(self.names.state, container, session.declaration.allow_stale)
-        if ready.pending:
-            return None
-        if ready.failed:
-            lines = "\n".join(f"  {name}: {reason}" for name, reason in ready.failed)
-            raise NotReadyError(
-                f"allowed names without a usable address:\n{lines}",
-                "correct the name in corral.yaml or mark it optional: true there; when it is one of the "
-                "profile's own: egress.profile_defaults: false",
-            )
-        if container not in self.shown:
-            return None
-        return {
-            "names": {name: list(addresses) for name, addresses in self.shown[container].items()},
-            "warnings": [*(f"{name}: {reason}" for name, reason in ready.warnings), *self._narrowed(session)],
-        }
-
-    def _narrowed(self, session: Session) -> list[str]:
-        if not session.proxied:
-            return []
-        return asking.narrowed(session, asking.askers(self.tracker.sessions.values(), session.sandbox.id))
-
-    def _why_not(self, container: str, timeout: float) -> str:
-        parts = self._problems()
-        parts += [text for ident, text in self.tracker.unseen.items() if ident == container]
-        if self.held is not None:
-            # While the writer finds something wrong with the rules it grants nothing new.
-            parts += [text for part, text in self.held.problems if part not in ("hook", "port")]
-        if container in self.names.state.containers:
-            pending = sorted(self.names.pending(container))
-            parts += [f"still resolving {', '.join(pending)}"] if pending else []
-        reason = "; ".join(parts) or "the kernel does not hold all entries yet"
-        return f"not ready within {timeout:g} s: {reason}"
 
     def _problems(self) -> list[str]:
         lost = [f"Docker: {self.tracker.lost_reason}"] if self.tracker.lost_reason is not None else []
