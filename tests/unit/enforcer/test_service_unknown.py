@@ -20,11 +20,11 @@ def test_why_a_container_is_not_known_is_told(play: Callable[..., World]) -> Non
         world.container("c1", "00000001")
         world.container("c2", "00000002", "172.16.0.3")
         world.container("c3", "00000003", "172.16.0.4")
-        world.engine.inspects["c1"]["State"]["Status"] = "exited"
+        world.engine.inspects["c1"]["State"]["Status"] = "removing"
         world.engine.inspects["c2"]["Config"]["Labels"]["io.corral.session"] = "nonsense"
         world.engine.inspects["c3"]["Config"]["Labels"]["io.corral.uid"] = "7"
         for ident, why in (
-            ("c1", "it is exited"),
+            ("c1", "it is removing"),
             ("c2", "its labels name no session"),
             ("c3", "its labels do not say"),
         ):
