@@ -23,6 +23,7 @@ Row = tuple[str, str, int, str]
 ENDING = 5  # seconds
 PER_SOURCE = 1024  # what the writer takes for one container
 ALTOGETHER = 65536  # and for all of a user's
+BYTES = 6 << 20  # of a request; the writer takes 8 MiB with all that is not an element
 NOTHING: Mapping[str, Iterable[Opened]] = MappingProxyType({})
 _ODD = re.compile(r"[^A-Za-z0-9_. :/-]")
 
@@ -61,6 +62,12 @@ def comment(session: Session, what: str) -> str:
     return _ODD.sub("?", f"{session.sandbox.id} {session.service} {what}")[:200]
 
 
+def size(row: Row, text: str) -> int:
+    """Return at most how many bytes an element takes in a request: with its comment, and with its life."""
+    src, proto, _, dst = row
+    return 2 * (len(src) + len(proto) + 5 + len(dst)) + len(text) + 50
+
+
 def desired(
     sessions: Collection[Session],
     networks: Iterable[Network],
@@ -94,13 +101,16 @@ def desired(
         if session.open:
             open_rows[session.address] = comment(session, "open")
     count = Counter(row[0] for row in pin_rows)
+    room = BYTES - sum(size(row, text) for rows in (pin_rows, host_rows) for row, text in rows.items())
 
     def add(row: Row, text: str, end: float) -> None:
+        nonlocal room
         if row in pin_rows:
             ends[row] = max(end, ends[row])
-        elif count[row[0]] < PER_SOURCE and len(pin_rows) < ALTOGETHER:
+        elif count[row[0]] < PER_SOURCE and len(pin_rows) < ALTOGETHER and size(row, text) <= room:
             pin_rows[row], ends[row] = text, end
             count[row[0]] += 1
+            room -= size(row, text)
 
     for row, text, until_then in kept:
         if row not in pin_rows:

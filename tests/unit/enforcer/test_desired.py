@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from math import inf
 
+import pytest
+
 from enforcer import desired
 from enforcer.granting import Opened
+from enforcer.netfilter.model import MAX_REQUEST
 from enforcer.pins import Grant
+from enforcer.writerclient import PROTOCOL_VERSION
 from policy.declaration import Declaration, Name, Pattern
 
 from .sessionbench import NETWORK, proxy, session
@@ -41,7 +46,8 @@ def test_pins_come_first_and_no_container_has_more_than_the_writer_takes() -> No
     assert rules.ends[PINNED.address, "tcp", 443, "192.0.3.232"] == 99.0
 
 
-def test_all_together_are_no_more_than_the_writer_takes() -> None:
+def test_all_together_are_no_more_than_the_writer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desired, "BYTES", 1 << 30)
     every = [
         session(number, container=f"c{number}", address=f"172.16.{number // 60}.{number % 60 + 2}")
         for number in range(150)
@@ -49,6 +55,27 @@ def test_all_together_are_no_more_than_the_writer_takes() -> None:
     opened = {one.container: doors(0, 512) for one in every}
     rules = desired.desired(every, [NETWORK], {}, (), opened)
     assert len(rules.pins) == desired.ALTOGETHER
+
+
+def test_what_is_sent_is_no_longer_than_the_writer_takes_however_long_the_comments_are() -> None:
+    every = [
+        session(number, container=f"c{number}", address=f"172.16.{number // 60}.{number % 60 + 2}")
+        for number in range(80)
+    ]
+    long = ".".join(["n" * 60] * 4)
+    shelf = [Opened(f"192.0.{100 + n // 256}.{n % 256}", 65000, long, 86400.0) for n in range(512)]
+    pinned = {"c0": {"a.example.com": tuple(Grant(address, (443,)) for address in addresses(0, 400))}}
+    rules = desired.desired(every, [NETWORK], pinned, (), {one.container: shelf for one in every})
+    body = {
+        "pins": [[*row, text] for row, text in rules.pins.items()],
+        "host": [[*row, text] for row, text in rules.host.items()],
+        "lives": rules.lives(0.0),
+    }
+    size = len(json.dumps({"v": PROTOCOL_VERSION, **body}))
+    assert 0.9 * desired.BYTES < size <= desired.BYTES < MAX_REQUEST - (1 << 20)
+    # The last ones go without, and no pin does.
+    assert {row[3] for row in rules.pins if row[0] == every[0].address} >= set(addresses(0, 400))
+    assert not any(row[0] == every[-1].address for row in rules.pins)
 
 
 def test_the_last_end_of_what_an_element_stands_for_holds() -> None:
