@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 PER_CONTAINER = 512  # elements
 PER_ELEMENT = 16  # names
+NAMES = 1024  # of all elements together: each is judged anew when what the sessions say changes
 TTL_MIN = 60.0  # seconds, like all below
 LINGER = 900.0
 LONGEST = 86400.0
@@ -79,7 +80,29 @@ def ask(
             made[place] = Grant(names, now)
         fresh.update(places)
         fit.append(address)
+    _forget_names(made, fresh, name)
     return made, tuple(fit)
+
+
+def _forget_names(made: dict[Element, Grant], fresh: set[Element], name: str) -> None:
+    """Leave out the names that were asked for longest ago, of elements that stand for others as well."""
+    over = sum(len(grant.names) for grant in made.values()) - NAMES
+    if over <= 0:
+        return
+    old = sorted(
+        (why.asked, element, other)
+        for element, grant in made.items()
+        for other, why in grant.names.items()
+        if len(grant.names) > 1 and (element not in fresh or other != name)
+    )
+    for _, element, other in old:
+        grant = made[element]
+        if len(grant.names) > 1:
+            left = {kept: why for kept, why in grant.names.items() if kept != other}
+            made[element] = replace(grant, names=left)
+            over -= 1
+        if not over:
+            return
 
 
 def _make_room(made: dict[Element, Grant], missing: int, stays: set[Element], now: float) -> bool:

@@ -103,6 +103,19 @@ def test_names_of_one_element_are_bounded_and_the_one_asked_for_now_stays() -> N
     assert len(shelf[A, 443].names) == PER_ELEMENT
 
 
+def test_names_of_one_shelf_are_bounded_and_no_element_goes_for_it() -> None:
+    shelf: Any = filled()
+    elements = shelf.keys()
+    for number in range(PER_ELEMENT):
+        shelf, fit = granting.ask(shelf, f"n{number}", (443,), [a for a, _ in elements], 0, 1.0 + number)
+        assert len(fit) == PER_CONTAINER
+        assert all(f"n{number}" in grant.names for grant in shelf.values())
+    assert shelf.keys() == elements
+    assert sum(len(grant.names) for grant in shelf.values()) == granting.NAMES
+    # What was asked for last is what is left.
+    assert {name for grant in shelf.values() for name in grant.names} == {"n14", "n15"}
+
+
 def test_what_stood_before_is_taken_over_for_the_life_it_has() -> None:
     shelf = granting.adopted([((A, 443), "a", 40.0), ((B, 443), "b", 0.0)], 1000.0)
     _, rows = granting.standing(shelf, 1000.0, anything, good)
