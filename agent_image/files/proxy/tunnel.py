@@ -1,14 +1,12 @@
 """Carries bytes both ways until both directions have ended, one is reset, or nothing moves for too long.
 
-What one side does not take is not read from the other: at most one chunk waits in each direction.
+What one side does not take is not read from the other: at most one piece waits in each direction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-
-from .streams import CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +16,20 @@ IDLE = 900.0
 
 ENDED, RESET, IDLED = "ended", "reset", "idle"
 
+# How much is read at once: much is quicker. Where much waits already, little, and memory has a bound.
+PIECE = 1 << 18
+SMALL_PIECE = 1 << 14
+MUCH = 1 << 23
+
 # One for all connections: what is not sent at once is copied.
-_BUFFER = memoryview(bytearray(CHUNK))
+_BUFFER = memoryview(bytearray(PIECE))
 
 
 class _Way:
     """One direction: from one socket into another."""
+
+    # Of all directions of all tunnels: bytes that were read and not taken yet.
+    waiting = 0
 
     def __init__(self, tunnel: Tunnel, source: Stream, sink: Stream) -> None:
         self.moved = 0
@@ -50,7 +56,12 @@ class _Way:
         if self._writing:
             self._loop.remove_writer(self._sink)
         self._writing = False
-        self._pending = None
+        self._wait(None)
+
+    def _wait(self, pending: memoryview | None) -> None:
+        before = len(self._pending) if self._pending is not None else 0
+        _Way.waiting += (len(pending) if pending is not None else 0) - before
+        self._pending = pending
 
     def _read_on(self) -> None:
         if not self._stream.reading:
@@ -64,7 +75,7 @@ class _Way:
 
     def _readable(self) -> None:
         try:
-            size = self._source.recv_into(_BUFFER)
+            size = self._source.recv_into(_BUFFER, PIECE if _Way.waiting < MUCH else SMALL_PIECE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -88,7 +99,7 @@ class _Way:
             return
         self.moved += sent
         if sent == len(data):
-            self._pending = None
+            self._wait(None)
             if self._writing:
                 self._loop.remove_writer(self._sink)
                 self._writing = False
@@ -102,7 +113,7 @@ class _Way:
             self._tunnel.finish(RESET)
             return
         # A piece of the shared buffer has to be copied; of our own copy, a piece is enough.
-        self._pending = memoryview(bytes(data[sent:])) if self._pending is None else data[sent:]
+        self._wait(memoryview(bytes(data[sent:])) if self._pending is None else data[sent:])
         self._read_no_more()
         if not self._writing:
             self._writing = True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_image.files.proxy import answers, dialer, session, streams, tunnel
-from agent_image.files.proxy.server import MOST
+from agent_image.files.proxy.server import MOST, MOST_TOLD
 from tests.unit.agent_image.proxy import hellos
 from tests.unit.agent_image.proxy.world import LOOPBACK, NAME, OK, PATIENCE, World, told
 
@@ -132,6 +132,34 @@ async def test_a_name_that_is_not_allowed_is_denied_and_nothing_else_happens(wor
     assert world.nobody_came()
 
 
+@told
+async def test_an_answer_is_not_lost_when_the_client_still_sends(world: World) -> None:
+    client = await world.client()
+    await client.send(b"POST http://api.example.com/ HTTP/1.1\r\nContent-Length: 200000\r\n\r\n")
+    await world.event("refused")
+    await client.send(bytes(100_000))
+    assert (await client.exactly(9)) == b"HTTP/1.1 "
+    await client.send(bytes(100_000))
+    client.end()
+    assert (await client.rest()).endswith(b")\n")
+
+
+@told
+async def test_who_goes_on_sending_after_an_answer_is_not_listened_to_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What ends it is how much it is, and not how long it takes.
+    monkeypatch.setattr(session, "LINGER_WITHIN", 3600)
+    client = await world.client()
+    await client.send(b"GET / HTTP/1.1\r\n\r\n")
+    total = 0
+    with pytest.raises(ConnectionError):
+        while True:
+            sent = await client.send_what_goes()
+            total += len(sent)
+            assert total < session.LINGER_BYTES + (1 << 25)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -235,6 +263,18 @@ async def test_questions_share_few_connections(world: World) -> None:
     assert len(world._speaking) == 1
     await asyncio.gather(*(world.through() for _ in range(40)))
     await world.until(lambda: len(world._speaking) == dialer.KEPT, "more are kept")
+
+
+@told
+async def test_not_more_questions_than_connections_are_asked_at_a_time(world: World) -> None:
+    world.answers[NAME] = None
+    for _ in range(dialer.MOST_CONNECTIONS + 10):
+        client = await world.client()
+        await client.send(world.request())
+    await world.until(lambda: len(world.asked) == dialer.MOST_CONNECTIONS, "not asked")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(world.asked) == len(world._speaking) == dialer.MOST_CONNECTIONS
 
 
 @told
@@ -598,7 +638,7 @@ async def test_a_reset_is_passed_on(world: World, who: str) -> None:
 async def test_a_reset_is_passed_on_while_nobody_reads(world: World, who: str) -> None:
     client, server = await world.through()
     one, other = (client, server) if who == "client" else (server, client)
-    assert await one.send_what_goes() > streams.CHUNK
+    assert len(await one.send_what_goes()) > streams.CHUNK
     one.abort()
     await world.event("reset")
     assert await other.is_reset()
@@ -609,24 +649,118 @@ async def test_a_reset_is_passed_on_while_nobody_reads(world: World, who: str) -
 async def test_what_was_sent_before_an_end_arrives_though_the_reader_is_slow(world: World, who: str) -> None:
     client, server = await world.through()
     one, other = (client, server) if who == "client" else (server, client)
-    total = await one.send_what_goes()
+    sent = await one.send_what_goes()
     one.end()
     # Both directions at their end, and one of them not read yet, is no reset.
     other.end()
-    assert len(await other.rest()) == total
+    assert await other.rest() == sent
     assert await one.rest() == b""
     assert await world.event("ended")
+
+
+def session_of(world: World) -> session.Session:
+    """Return the only session there is."""
+    (task,) = world.server._served
+    found: session.Session = task.get_coro().cr_frame.f_locals["self"]  # type: ignore[union-attr]
+    return found
+
+
+def tunnel_of(world: World) -> tunnel.Tunnel:
+    """Return the only tunnel there is."""
+    found = session_of(world)._tunnel
+    assert found is not None
+    return found
 
 
 @told
 async def test_little_waits_in_the_proxy_for_who_does_not_read(world: World) -> None:
     client, server = await world.through()
-    total = await client.send_what_goes()
-    (kept,) = (task.get_coro() for task in world.server._served)
-    carried = kept.cr_frame.f_locals["self"]._tunnel  # type: ignore[union-attr]
-    assert carried.up._pending is not None and len(carried.up._pending) <= streams.CHUNK
+    sent = await client.send_what_goes()
+    waiting = tunnel_of(world).up._pending
+    assert waiting is not None and len(waiting) <= tunnel.PIECE
     client.end()
-    assert len(await server.rest()) == total
+    assert await server.rest() == sent
+    server.end()
+    await world.event("ended")
+    assert tunnel._Way.waiting == 0
+
+
+@told
+async def test_where_much_waits_little_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "MUCH", 0)
+    client, server = await world.through()
+    sent = await client.send_what_goes()
+    waiting = tunnel_of(world).up._pending
+    assert waiting is not None and len(waiting) <= tunnel.SMALL_PIECE
+    client.end()
+    assert await server.rest() == sent
+
+
+@told
+async def test_many_streams_that_wait_for_their_readers_arrive_as_they_were_sent(world: World) -> None:
+    pairs = [await world.through() for _ in range(4)]
+    ends = [end for pair in pairs for end in pair]
+    sent = await asyncio.gather(*(end.send_what_goes(seed) for seed, end in enumerate(ends)))
+    for end in ends:
+        end.end()
+    others = [end for client, server in pairs for end in (server, client)]
+    came = await asyncio.gather(*(other.rest() for other in others))
+    assert all(len(data) > streams.CHUNK for data in sent)
+    assert came == sent
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+@told
+async def test_what_came_before_a_reset_is_carried_when_its_reader_reads(world: World, who: str) -> None:
+    client, server = await world.through()
+    one, other = (client, server) if who == "client" else (server, client)
+    one.sock.send(b"last words")
+    one.abort()
+    assert await other.exactly(10) == b"last words"
+    assert await other.is_reset()
+
+
+@told
+async def test_a_reset_is_left_to_who_reads(world: World) -> None:
+    client, server = await world.through()
+    await client.send(b"x")
+    assert await server.exactly(1) == b"x"
+    one = session_of(world)
+    assert one._client.reading
+    # The kernel may tell of the reset first, with words before it that are not read yet.
+    one._hang_up(one._client)
+    await client.send(b"last words")
+    assert await server.exactly(10) == b"last words"
+
+
+@told
+async def test_who_was_reset_and_is_not_read_any_more_is_not_forgotten(world: World) -> None:
+    client, server = await world.through()
+    # As when the reset is seen while there is still something to read before it.
+    tunnel_of(world).up._stream.gone = True
+    with pytest.raises(ConnectionResetError):
+        while True:
+            await client.send_what_goes()
+    await world.event("reset")
+    assert await server.is_reset()
+
+
+@told
+async def test_both_ends_have_ended_while_something_is_unread_and_that_arrives(world: World) -> None:
+    client, server = await world.through()
+    total = 0
+    while tunnel_of(world).up._pending is None:
+        total += client.sock.send(bytes(1 << 16))
+        await asyncio.sleep(0)
+    # Now nobody reads the client, and its end stands behind what is not read.
+    await client.send(b"last")
+    client.end()
+    server.end()
+    await world.until(lambda: tunnel_of(world).down.over, "the server's end is not seen")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(await server.rest()) == total + 4
+    assert await world.event("ended")
 
 
 @told
@@ -665,6 +799,14 @@ async def test_the_connection_that_is_too_much_is_told_so_and_there_is_room_agai
     client, server = await world.through()
     await client.send(b"x")
     assert await server.exactly(1) == b"x"
+
+
+@told
+async def test_of_those_that_are_too_many_a_few_are_told(world: World) -> None:
+    every = [await world.client() for _ in range(MOST + MOST_TOLD + 1)]
+    await world.until(lambda: len(world.server._told) == MOST_TOLD, "not all are told")
+    assert (await every[MOST].exactly(12)) == b"HTTP/1.1 503"
+    assert await every[-1].rest() == b""
 
 
 @told

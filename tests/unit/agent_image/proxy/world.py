@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import random
 import socket
 import struct
 import tempfile
@@ -53,17 +54,22 @@ class End:
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self.sock, data)
 
-    async def send_what_goes(self) -> int:
-        """Send until nobody takes more; return how much that was."""
-        total, quiet = 0, 0
+    async def send_what_goes(self, seed: int = 0) -> bytes:
+        """Send until nobody takes more; return what that was."""
+        chance = random.Random(seed)
+        sent, quiet = bytearray(), 0
+        data = chance.randbytes(1 << 16)
         while quiet < 200:
             try:
-                total += self.sock.send(bytes(1 << 16))
-                quiet = 0
+                taken = self.sock.send(data)
             except BlockingIOError:
                 quiet += 1
                 await asyncio.sleep(0)
-        return total
+            else:
+                sent += data[:taken]
+                data = data[taken:] or chance.randbytes(1 << 16)
+                quiet = 0
+        return bytes(sent)
 
     async def recv(self, size: int = 1 << 16) -> bytes:
         return await self._loop.sock_recv(self.sock, size)
