@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Charge = Callable[[float], object]  # takes seconds of this service
+
+# For whom the current task works; the tasks that it makes work for the same one.
+_payer: ContextVar[Charge | None] = ContextVar("payer", default=None)
 
 
 class BusyError(Exception):
@@ -64,3 +73,34 @@ class Budget:
             yield
         finally:
             self.pending -= 1
+
+
+def pays(charge: Charge) -> None:
+    """Have what the current task and those it makes later spend in ``Metered`` charged like this."""
+    _payer.set(charge)
+
+
+class Metered(Awaitable[T]):
+    """Awaits the same, and charges the time that it keeps the loop from others; waiting costs nothing."""
+
+    def __init__(self, of: Awaitable[T], clock: Callable[[], float]) -> None:
+        self._of, self._clock = of, clock
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps, charge = self._of.__await__(), _payer.get()
+        go: Callable[[], Any] = partial(next, steps)
+        while True:
+            began = self._clock()
+            try:
+                waits = go()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                if charge is not None:
+                    charge(self._clock() - began)
+            try:
+                yield waits
+                go = partial(next, steps)
+            except BaseException as error:
+                go = partial(steps.throw, error)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from enforcer import asking
-from enforcer.budget import Budget, BusyError
+from enforcer.budget import Budget, BusyError, pays
 from enforcer.doors import ClosedError, Doors
 from enforcer.lookups import Lookups
 from enforcer.pinmodel import Failure
@@ -39,7 +39,8 @@ VERSION = 1
 LONGEST = 4096  # bytes of a line
 ADDRESSES = 8  # in an answer
 RATE, BURST = 100.0, 200.0  # lines a second of one sandbox, and new connections; more wait
-# Of a second of this service, what one sandbox may use to have its names compared with its policies.
+# Of a second of this service, what one sandbox may use to have its names compared with its policies
+# and what name servers say of them read.
 SHARE = 0.1
 PENDING = 64  # names of one sandbox that are being resolved or opened
 CONNECTIONS = 272  # of one sandbox: more than its proxy has, which opens one for each that waits
@@ -285,6 +286,7 @@ class Dialing:
             if uid != self._uid:
                 log.warning("proxy of %s: uid %d has no business at its socket", listener.sandbox, uid)
                 return
+            pays(lambda spent: listener.asking.charge(spent * RATE / SHARE))
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LONGEST)
             try:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError):

@@ -25,7 +25,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from enforcer.budget import Budget, BusyError
+from enforcer.budget import Budget, BusyError, pays
 from policy.container import RESOLVER_PORT
 from policy.hosts import HostError, parse_host
 
@@ -34,8 +34,8 @@ log = logging.getLogger("corral.enforcer")
 LARGEST = 512  # bytes of a question
 ADDRESSES = 15  # in one answer: below 512 bytes with the longest name, so no answer is ever truncated
 RATE, BURST = 100.0, 200.0  # questions a second of one source
-# Of a second of this service, what one source may use to have its names compared with its policy: an
-# expression may take a tenth of a second for a name that was made to be slow.
+# Of a second of this service, what one source may use to have its names compared with its policy, and what
+# name servers say of them read: either may take a tenth of a second for a name that was made to be slow.
 SHARE = 0.1
 PENDING = 64  # questions of one source that wait for an answer
 CONNECTIONS = 16  # of one source
@@ -301,6 +301,7 @@ class GatewayDns:
         query = question_of(wire)
         if query is None:
             return None
+        pays(lambda spent: own.budget.charge(spent * RATE / SHARE))
         began = self._clock()
         said = self._decide(source, query)
         own.budget.charge((self._clock() - began) * RATE / SHARE)

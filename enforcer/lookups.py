@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from enforcer.budget import Metered
 from enforcer.pinmodel import Answer, Failure
 
 LONGEST_TTL = 300  # seconds
@@ -48,7 +49,8 @@ class Lookups:
 
     async def _find(self, name: str) -> Result:
         try:
-            result = await self._ask(name)
+            # What a zone's servers answer may take long to read: who asked first pays for it.
+            result = await Metered(self._ask(name), self._clock)
         finally:
             self._asking.pop(name, None)
         if isinstance(result, Answer):

@@ -50,9 +50,10 @@ class Bench:
         self.gate = asyncio.Event()
         self.gate.set()
         loop = asyncio.get_running_loop()
+        self.lookups = Lookups(self._ask, loop.time)
         self.dialing = Dialing(
             lambda: self.sessions,
-            Lookups(self._ask, loop.time),
+            self.lookups,
             self,  # type: ignore[arg-type]
             self,
             lambda text: Verdict(not text.startswith("10."), "private (10.0.0.0/8)"),
@@ -348,3 +349,22 @@ def test_what_cannot_be_made_is_told_and_tried_again(tmp_path: Path) -> None:
 
 def test_a_refusal_is_one_short_line_of_ascii() -> None:
     assert refusal("denied", "a\r\n\x00\u2028b" + "c" * 1000)["text"] == "a????b" + "c" * 294
+
+
+def test_reading_what_a_server_said_counts_against_the_sandbox_that_asked(tmp_path: Path) -> None:
+    async def acts(bench: Bench) -> None:
+        now = [0.0]
+        bench.dialing._clock = bench.lookups._clock = lambda: now[0]
+
+        async def ask(name: str) -> Result:
+            now[0] += 2 * dialing_module.BURST / dialing_module.RATE * dialing_module.SHARE
+            return Answer(name, bench.answers, 60, 0.0)
+
+        bench.lookups._ask = ask
+        async with connected(bench.path()) as line:
+            assert (await line.dial("a.example.com"))["ok"]
+        asking, other = (bench.dialing._listeners[box.id].asking for box in (BOX, OTHER))
+        assert not asking.take(now[0])
+        assert other.take(now[0])
+
+    play(tmp_path, acts)

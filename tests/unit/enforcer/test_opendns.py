@@ -40,7 +40,7 @@ class Bench:
         self.port = 0
         self.gate: asyncio.Event | None = None
         self.vetting = VETTING
-        lookups = Lookups(self.ask, lambda: self.now)
+        self.lookups = lookups = Lookups(self.ask, lambda: self.now)
         names = OpenNames(Vetted(lookups.find, self.judge, self.told.append))
         self.of = GatewayDns(names.decide, lambda: self.now, make=self.make, index=lambda _name: 1)
 
@@ -206,6 +206,21 @@ def test_a_flood_is_answered_at_a_rate_and_holds_up_nothing() -> None:
             await asyncio.sleep(0)
         assert not bench.of._sources[LOCAL].budget.take(bench.now)
         assert BURST < 1000
+
+    served(work)
+
+
+def test_reading_what_a_server_said_counts_against_who_asked() -> None:
+    async def work(bench: Bench) -> None:
+        async def ask(name: str) -> Answer | Failure:
+            await asyncio.sleep(0)
+            bench.now += 2 * BURST / gatewaydns.RATE * gatewaydns.SHARE
+            return Answer(name, (PUBLIC,), 60, 0.0)
+
+        bench.of._sources[LOCAL] = own = gatewaydns._Source()
+        bench.lookups._ask = ask
+        assert addresses(await bench.udp("slow.example.com")) == [PUBLIC]
+        assert not own.budget.take(bench.now)
 
     served(work)
 
