@@ -14,6 +14,8 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import cast
 
 import dns.exception
@@ -40,6 +42,7 @@ SHARE = 0.1
 PENDING = 64  # questions of one source that wait for an answer
 CONNECTIONS = 16  # of one source
 IDLE = 10.0  # seconds
+BACKLOG = 64  # connections of one sandbox that wait: they arrive at no higher rate than questions
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,19 @@ class _Listener:
     place: Place
     index: int
     datagrams: asyncio.DatagramTransport
-    streams: asyncio.Server
-    clients: set[asyncio.StreamWriter] = field(default_factory=set)
+    stream: socket.socket
+    task: asyncio.Task[None] | None = None
+    arriving: Budget = field(default_factory=lambda: Budget(RATE, BURST, CONNECTIONS))
+    clients: set[asyncio.Task[None]] = field(default_factory=set)
 
     def close(self) -> None:
         self.datagrams.close()
-        self.streams.close()
-        for client in list(self.clients):
-            client.close()
+        for task in (*self.clients, *([self.task] if self.task is not None else [])):
+            task.cancel()
+        if self.task is not None:
+            # Before another socket has its number.
+            self.task.get_loop().remove_reader(self.stream)
+        self.stream.close()
 
 
 # -- pure
@@ -209,6 +217,7 @@ class GatewayDns:
         loop = asyncio.get_running_loop()
         stream = self._make(socket.SOCK_STREAM, place)
         try:
+            stream.listen(BACKLOG)
             datagrams, _ = await loop.create_datagram_endpoint(
                 lambda: _Datagrams(self, place.bridge), sock=self._make(socket.SOCK_DGRAM, place)
             )
@@ -216,12 +225,10 @@ class GatewayDns:
             stream.close()
             raise
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(place.bridge, reader, writer)
-
-        return _Listener(
-            place, index, datagrams, await asyncio.start_server(serve, sock=stream, limit=1 << 12)
-        )
+        listener = _Listener(place, index, datagrams, stream)
+        listener.task = loop.create_task(self._accept(listener))
+        listener.task.add_done_callback(self._done)
+        return listener
 
     def close(self) -> None:
         """Stop answering."""
@@ -269,15 +276,33 @@ class GatewayDns:
             return None
         return self._sources.setdefault(source, _Source())
 
-    async def _serve(self, bridge: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        source = str(peer[0]) if peer else ""
-        own, listener = self._source(bridge, source), self._listeners.get(bridge)
-        if own is None or listener is None or own.connections >= CONNECTIONS:
-            writer.close()
-            return
-        own.connections += 1
-        listener.clients.add(writer)
+    async def _accept(self, listener: _Listener) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait = listener.arriving.reserve(self._clock(), inf)
+            if wait:
+                await asyncio.sleep(wait)
+            try:
+                connection, peer = await loop.sock_accept(listener.stream)
+            except OSError as error:
+                # Out of descriptors, most likely: what there is may end meanwhile.
+                log.warning("questions at %s: %s", listener.place.gateway, error)
+                await asyncio.sleep(1.0)
+                continue
+            source = str(peer[0])
+            own = self._source(listener.place.bridge, source)
+            if own is None or own.connections >= CONNECTIONS:
+                connection.close()
+                continue
+            own.connections += 1
+            task = loop.create_task(self._serve(own, source, connection))
+            listener.clients.add(task)
+            task.add_done_callback(listener.clients.discard)
+            task.add_done_callback(partial(_left, own))
+            task.add_done_callback(self._done)
+
+    async def _serve(self, own: _Source, source: str, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 12)
         try:
             with contextlib.suppress(TimeoutError, OSError, EOFError, asyncio.IncompleteReadError, BusyError):
                 while True:
@@ -293,8 +318,6 @@ class GatewayDns:
                         writer.write(struct.pack("!H", len(answer)) + answer)
                         await writer.drain()
         finally:
-            own.connections -= 1
-            listener.clients.discard(writer)
             writer.close()
 
     async def _answer(self, own: _Source, source: str, wire: bytes) -> bytes | None:
@@ -306,6 +329,11 @@ class GatewayDns:
         said = self._decide(source, query)
         own.budget.charge((self._clock() - began) * RATE / SHARE)
         return response(query, said if isinstance(said, Reply) else await said)
+
+
+def _left(own: _Source, _task: asyncio.Task[None]) -> None:
+    # Of a task that was cancelled before it began as well.
+    own.connections -= 1
 
 
 class _Datagrams(asyncio.DatagramProtocol):

@@ -15,6 +15,7 @@ import dns.rdatatype
 import pytest
 
 from enforcer import gatewaydns, opendns
+from enforcer.budget import Budget
 from enforcer.gatewaydns import BURST, GatewayDns, Place, Reply
 from enforcer.lookups import Lookups
 from enforcer.netfilter import opening
@@ -206,6 +207,39 @@ def test_a_flood_is_answered_at_a_rate_and_holds_up_nothing() -> None:
             await asyncio.sleep(0)
         assert not bench.of._sources[LOCAL].budget.take(bench.now)
         assert BURST < 1000
+
+    served(work)
+
+
+def test_connections_arrive_at_a_rate() -> None:
+    async def work(bench: Bench) -> None:
+        bench.answers("api.example.com", PUBLIC)
+        await bench.tcp("api.example.com")
+        bench.of._listeners["lo"].arriving = Budget(0.001, 3, 1)
+        # One had its turn before.
+        for _ in range(4):
+            assert addresses(await bench.tcp("api.example.com")) == [PUBLIC]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(bench.tcp("api.example.com"), 0.3)
+
+    served(work)
+
+
+def test_a_connection_ends_with_its_bridge_and_what_it_held_is_free_again() -> None:
+    async def work(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection(LOCAL, bench.port)
+        bench.answers("api.example.com", PUBLIC)
+        await bench.tcp("api.example.com")
+        source = bench.of._sources[LOCAL]
+        assert source.connections >= 1
+        await bench.of.follow([])
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        while source.connections:
+            await asyncio.sleep(0)
+        writer.close()
+        bench.port = 0
+        await bench.of.follow([Place("lo", LOCAL, frozenset({LOCAL}))])
+        assert addresses(await bench.tcp("api.example.com")) == [PUBLIC]
 
     served(work)
 
