@@ -291,8 +291,13 @@ def parse_session(inspect: Mapping[str, Any], network: Network | None, owner: Ow
     problems += _endpoint_problems(endpoints, sandbox, address, running, network)
     problems += _config_problems(config, owner)
     problems += _host_config_problems(inspect.get("HostConfig") or {}, spec)
-    problems += _proxy_problems(spec, owner.data_home)
-    problems += [text for mount in spec.mounts if (text := _mount_problem(mount, owner)) is not None]
+    data = owner.data_home
+    if service == proxying.SERVICE:
+        problems += _proxy_problems(spec, data)
+    for mount in spec.mounts:
+        dial = service != proxying.SERVICE and _holds_dial(mount, data)
+        told = f"mount {mount.source} holds the socket of a sandbox's proxy" if dial else None
+        problems += filter(None, [_mount_problem(mount, owner) or told])
     return Session(
         container=str(inspect.get("Id")),
         name=str(inspect.get("Name", "")).lstrip("/"),
@@ -390,13 +395,7 @@ def _mount_problem(mount: Mount, owner: Owner) -> str | None:
 
 
 def _proxy_problems(spec: SessionSpec, data: Path) -> list[str]:
-    """Judge what only a proxy may have, and has nothing beside."""
-    if spec.service != proxying.SERVICE:
-        return [
-            f"mount {mount.source} holds the socket of a sandbox's proxy"
-            for mount in spec.mounts
-            if _holds_dial(_place(mount.source), _place(str(data))) or mount.target == proxying.DIAL_TARGET
-        ]
+    """Judge what a proxy has, which is nothing beside its socket."""
     problems = []
     dial = str(StatePaths(data / spec.sandbox.id).dial)
     if spec.mounts != (Mount(dial, proxying.DIAL_TARGET, read_only=True),):
@@ -406,13 +405,14 @@ def _proxy_problems(spec: SessionSpec, data: Path) -> list[str]:
     return problems
 
 
-def _holds_dial(source: PurePosixPath, data: PurePosixPath) -> bool:
-    """Tell whether a path is such a directory, lies in one, or has some below it."""
-    if data.is_relative_to(source):
+def _holds_dial(mount: Mount, data: Path) -> bool:
+    """Tell whether a mount is such a socket's directory, lies in one, or has some below it."""
+    source, root = _place(mount.source), _place(str(data))
+    if mount.target == proxying.DIAL_TARGET or root.is_relative_to(source):
         return True
-    if not source.is_relative_to(data):
+    if not source.is_relative_to(root):
         return False
-    parts = source.relative_to(data).parts
+    parts = source.relative_to(root).parts
     return len(parts) == 1 or parts[1] == StatePaths(Path()).dial.name
 
 
