@@ -128,11 +128,12 @@ def another_proxy(host: Host, project: Project, kind: str) -> Iterator[None]:
     ]
     before = host.box.run(["docker", "images", "-q", "--no-trunc", tag]).stdout.strip()
     text = PROXY.replace("KIND-OF-PROXY", kind).replace("NAME-THAT-IS-PERMITTED", PERMITTED)
-    host.box.write("/tmp/other-proxy", text, mode=0o755)
+    path = f"{host.box.home}/other-proxy"
+    host.box.write(path, text, mode=0o755)
     script = "rm -f /usr/local/bin/corral-proxy; install -m 755 /tmp/other-proxy /usr/local/bin/corral-proxy"
     host.shell(
         f"c=$(docker create -u 0 --network none --entrypoint sh {tag} -ec '{script}'); "
-        f"docker cp /tmp/other-proxy $c:/tmp/other-proxy; docker start -a $c; "
+        f"docker cp {path} $c:/tmp/other-proxy; docker start -a $c; "
         f"docker commit -c 'USER {host.engine.agent}' $c {tag}; docker rm $c"
     )
     try:
@@ -203,7 +204,7 @@ def talkative(host: Host, project: Project) -> Iterator[None]:
     told = f'Reply(dns.rcode.NOERROR, ("{ELSEWHERE}",), 30)'
     line = f"return Reply(dns.rcode.NXDOMAIN) if name == UNLISTED_NAME else {told}"
     # The name that the gate asks for stays unknown: it would keep the gate closed.
-    with another_service(host, f"/if name is None or not ports:/{{n;s/return .*/{line}/}}"):
+    with another_service(host, f"/if name is None or not ports:/,/return/s/return .*/{line}/"):
         yield
 
 
