@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import shutil
 import socket
 import ssl
@@ -119,6 +120,16 @@ class Bench:
             take(sock, BULK)
             return time.perf_counter() - began
 
+    def _rest(self) -> None:
+        """Wait until no proxy works any more for what was measured before."""
+        processes = [way.process for way in self.ways if way.process is not None]
+        before, seen = -1, 0
+        for _ in range(100):
+            before, seen = seen, sum(_processor(process) for process in processes)
+            if before == seen:
+                return
+            time.sleep(0.005)
+
     def kept(self, count: int) -> dict[str, list[float]]:
         """Small requests on one connection over TLS."""
         found: dict[str, list[float]] = {way.name: [] for way in self.ways}
@@ -135,8 +146,10 @@ class Bench:
     def in_turns(self, measure: Callable[[Way], float], count: int) -> dict[str, list[float]]:
         """Measure all ways ``count`` times; the first turn fills caches."""
         found: dict[str, list[float]] = {way.name: [] for way in self.ways}
+        chance = random.Random(count)
         for turn in range(count + 1):
-            for way in self.ways:
+            for way in chance.sample(self.ways, len(self.ways)):
+                self._rest()
                 seconds = measure(way)
                 if turn:
                     found[way.name].append(seconds)
@@ -327,9 +340,10 @@ def measured(bench: Bench, count: int) -> dict[str, Any]:
         f"{what}, ms": {name: round(1000 * percentile(seconds, 0.5), 3) for name, seconds in found.items()}
         for what, found in kinds.items()
     }
+    # Turn by turn: what slows one of a turn down slows the others down as well.
     added = {
         what: {
-            name: percentile(seconds, 0.5) - percentile(found["direct"], 0.5)
+            name: percentile([one - other for one, other in zip(seconds, found["direct"], strict=True)], 0.5)
             for name, seconds in found.items()
         }
         for what, found in kinds.items()
