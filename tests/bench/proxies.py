@@ -325,6 +325,7 @@ def main() -> int:
         "count": options.count,
     }
     print(json.dumps({**facts, **told}, indent=2))
+    print(table(told))
     (RESULTS / "proxy-bench.json").write_text(json.dumps({**facts, **told}, indent=2) + "\n")
     return 0
 
@@ -378,6 +379,20 @@ def ratios(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
             if own > 0 and value > 0
         }
     return {what: row for what, row in found.items() if row}
+
+
+def table(told: dict[str, Any]) -> str:
+    """Return the medians and ratios as a table in Markdown: decision 065 holds it."""
+    names = list(told["medians"]["kept connection, TLS, ms"])
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for what, row in told["medians"].items():
+        times = told["corral-proxy against mitmdump"].get(what, {})
+        cells = [
+            f"{row[name]:g} ({times[name]:g}×)" if name in times else f"{row[name]:g}" if name in row else "–"
+            for name in names
+        ]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
