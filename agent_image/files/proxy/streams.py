@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 CONNECT_WITHIN = 5.0
 CONNECT_WITHIN_ALL = 10.0
+# What was taken back is refused by a reset, and only who sends is told: a tunnel whose client waits for the
+# server sends nothing of its own. A server that is away for some minutes loses no tunnel by it.
+ASKED_AFTER, ASKED_EVERY, UNANSWERED = 5, 5, 60
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -125,12 +128,20 @@ async def _connected(address: str, port: int, seconds: float, opened: Callable[[
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
+        _keep_asking(sock)
         stream = Stream(sock)
         opened(stream)
     except BaseException:
         sock.close()
         raise
     return stream
+
+
+def _keep_asking(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASKED_AFTER)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED)
 
 
 async def _writable(sock: socket.socket, seconds: float) -> None:
