@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from agent_image.archive import executable
-from agent_image.files.proxy import main
+from agent_image.files.proxy import main, serverhello
 from agent_image.files.proxy.journal import BURST, LONGEST, PER_SECOND, Journal
+from tests.unit.agent_image.proxy import hellos
 
 LOOPBACK = "127.0.0.1"
 # The oldest it has to run on, where this machine has one.
@@ -36,7 +40,7 @@ def _oldest() -> str | None:
 
 @pytest.fixture
 def enforcer(tmp_path: Path) -> Iterator[Path]:
-    """An enforcer that allows ok.example.com, as TCP, on loopback."""
+    """An enforcer that allows ok.example.com, as TCP, and tls.example.com, on loopback."""
     path = tmp_path / "dial.sock"
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
@@ -45,10 +49,12 @@ def enforcer(tmp_path: Path) -> Iterator[Path]:
     def serve(connection: socket.socket) -> None:
         with connection, connection.makefile("rwb") as file:
             for line in file:
-                allowed = json.loads(line).get("name") == "ok.example.com"
+                name = json.loads(line).get("name")
+                allowed = name in ("ok.example.com", "tls.example.com")
                 answer: dict[str, Any] = {"ok": False, "kind": "denied", "text": "no entry"}
                 if allowed:
-                    answer = {"ok": True, "addresses": [LOOPBACK], "protocol": "tcp", "sni": True}
+                    answer = {"ok": True, "addresses": [LOOPBACK], "sni": True}
+                    answer["protocol"] = "tcp" if name == "ok.example.com" else "tls"
                 file.write(json.dumps(answer).encode() + b"\n")
                 file.flush()
 
@@ -133,6 +139,74 @@ def test_the_file_runs_by_itself_and_ends_at_once_with_its_counters(
         "refused": 1,
         "active": 1,
     }
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+@pytest.mark.parametrize("curve", [None, "secp384r1"], ids=["first-hello", "asked-for-another"])
+def test_real_servers_and_clients_speak_tls_through_it(
+    file: Path, enforcer: Path, version: str, curve: str | None
+) -> None:
+    name = "tls.example.com"
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name, "evil.example").configure_cert(context)
+    context.maximum_version = hellos.VERSIONS[version]
+    if curve:
+        # A client of TLS 1.3 guesses another one first, and is asked for a second hello.
+        context.set_ecdh_curve(curve)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    answers: list[bytes] = []
+
+    def serve(upstream: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = upstream.accept()
+            # Something as large as a chain of certificates, to and fro.
+            with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as tls:
+                answers.append(tls.recv(100))
+                tls.sendall(bytes(1 << 20))
+                tls.unwrap()
+
+    with socket.create_server((LOOPBACK, 0)) as upstream:
+        server = threading.Thread(target=serve, args=(upstream,), daemon=True)
+        server.start()
+        program = Program(sys.executable, file, enforcer)
+        port = program.line()["port"]
+
+        def through(said: str) -> tuple[int, str | None]:
+            sock = socket.create_connection((LOOPBACK, port), timeout=20)
+            sock.sendall(b"CONNECT %s:%d HTTP/1.1\r\n\r\n" % (name.encode(), upstream.getsockname()[1]))
+            assert sock.recv(39).endswith(b"\r\n\r\n")
+            with trust.wrap_socket(sock, server_hostname=said) as tls:
+                tls.sendall(b"hello")
+                size = 0
+                while piece := tls.recv(1 << 16):
+                    size += len(piece)
+                return size, tls.version()
+
+        assert through(name) == (1 << 20, f"TLSv{version}")
+        with pytest.raises(OSError):
+            through("evil.example")
+        server.join(20)
+        said = program.end()
+    assert answers == [b"hello"]
+    (closed,) = (line for line in said if line["event"] == "closed")
+    assert closed["reason"] == "sni-mismatch"
+
+
+@pytest.mark.parametrize(("curve", "wanted"), [(None, serverhello.ON), ("secp384r1", serverhello.AGAIN)])
+def test_a_real_server_that_wants_another_curve_is_seen_to_ask_for_another_hello(
+    curve: str | None, wanted: str
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("tls.example.com").configure_cert(context)
+    if curve:
+        context.set_ecdh_curve(curve)
+    came, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    came.write(hellos.made("tls.example.com"))
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(came, sent, server_side=True).do_handshake()
+    assert serverhello.ServerReader().feed(sent.read()) == wanted
 
 
 def test_a_log_that_nobody_reads_stops_nothing(file: Path, enforcer: Path) -> None:
