@@ -21,9 +21,11 @@ INTRODUCTION = """\
 Made by `make test-all` out of `docs/results/`; nothing here is written by hand but this paragraph and the list at the end. A
 row is one run in a box with that engine, a real systemd and an internet of its own ([testing.md](testing.md)): on the first
 engine of every test there is, on the others of the system tests of the cases and faults, of those that name engines, and of
-what CI runs. What one of these others was not given is in its column "left out" too.
+what CI runs. What one of these others was not given is in its column "left out" too. A run that says "of an earlier tree" was
+of another state of `enforcer/` or `tests/lab/` than the one this page lies beside.
 
 """
+EARLIER = "of an earlier tree"
 COLUMNS = (
     "box",
     "engine",
@@ -69,10 +71,11 @@ of them only; no test was ever run there.
 """
 
 
-def row(name: str, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one engine's row."""
+def row(name: str, told: Mapping[str, Any], now: str) -> tuple[str, ...]:
+    """Return the cells of one engine's row; ``now`` is the digest of the tree that the page is of."""
     outcomes = told.get("outcomes", {})
     tested = f"{told['date']}, `{str(told['commit'])[:12]}`" + (", in part" if unrun(told) else "")
+    tested += "" if told.get("digest") == now else f", {EARLIER}"
     facts = [name, *(str(told.get(column, "")) for column in COLUMNS[1:7])]
     counts = [str(outcomes.get("passed", 0)), str(outcomes.get("failed", 0))]
     counts.append(str(sum(outcomes.get(kind, 0) for kind in ("skipped", "xfailed", "deselected"))))
@@ -117,10 +120,15 @@ def failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"* {name}: `{nodeid}`" for name, told in results.items() for nodeid in told.get("failed", ())]
 
 
-def render(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page. ``results``: engine name -> its result file, in the order of the table."""
+def render(results: Mapping[str, Mapping[str, Any]], now: str) -> str:
+    """Return the page.
+
+    Args:
+        results: engine name -> its result file, in the order of the table.
+        now: see ``row``.
+    """
     table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    table += [f"| {' | '.join(row(name, told))} |" for name, told in results.items()]
+    table += [f"| {' | '.join(row(name, told, now))} |" for name, told in results.items()]
     parts = [INTRODUCTION + "\n".join(table) + "\n"]
     missing = [f"* {name}: `{piece}`" for name, told in results.items() for piece in unrun(told)]
     for title, lines in (
@@ -142,11 +150,18 @@ def read(names: Sequence[str]) -> dict[str, Any]:
 
 def main() -> int:
     """Write the page."""
+    PAGE.write_text(made())
+    return 0
+
+
+def made() -> str:
+    """Return the page as it is to be in this tree."""
+    # They need this module too.
+    from tests import results
     from tests.lab import engines
 
     names = sorted(engines.ENGINES, key=lambda name: (name != engines.DEFAULT, name))
-    PAGE.write_text(render(read(names)))
-    return 0
+    return render(read(names), results.digest())
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ STARTS, STARTS_IN_FULL = "CORRAL_STARTS", "100"
 MADE = ("docs/results", "docs/engines.md")
 """What a run writes itself."""
 TESTED = ("enforcer", "tests/lab")
-"""What a result file stands for: after a change there it says nothing any more."""
+"""What a result file stands for: after a change there it is an earlier tree's."""
+GRACE = datetime.timedelta(days=7)
+"""How long what a result file stands for may change before everything has to be run again."""
 
 
 _WEIGHT = ("skipped", "passed", "failed")
@@ -136,6 +138,13 @@ def commit() -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
+def last_change(root: Path = ROOT, folders: Sequence[str] = TESTED) -> datetime.date:
+    """Return when ``folders`` were changed last: by a commit, or today when a tree is no clone."""
+    command = ["git", "log", "-1", "--format=%cs", "--", *folders]
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    return datetime.date.fromisoformat(found) if found else datetime.datetime.now(datetime.UTC).date()
+
+
 def digest(root: Path = ROOT, folders: Sequence[str] = TESTED) -> str:
     """Return the SHA-256 of every file's path and content in ``folders``, caches of Python aside."""
     total = hashlib.sha256()
@@ -146,14 +155,22 @@ def digest(root: Path = ROOT, folders: Sequence[str] = TESTED) -> str:
     return total.hexdigest()
 
 
-def why_stale(told: Mapping[str, Any], now: str) -> str | None:
-    """Return why a result file does not speak for a tree whose digest is ``now``, None when it does."""
-    if told.get("digest") != now:
+def why_stale(told: Mapping[str, Any], now: str, changed: datetime.date) -> str | None:
+    """Return why a result file says too little of a tree, None when it says enough.
+
+    Args:
+        told: the file.
+        now: the tree's digest.
+        changed: when what the digest is of was changed last.
+    """
+    # Not red at once: who may not land what works loses it. The page says of which tree a run was, and how whole.
+    recent = abs(changed - datetime.date.fromisoformat(str(told.get("date")))) <= GRACE
+    if told.get("digest") != now and not recent:
         return f"{' or '.join(TESTED)} changed since commit {str(told.get('commit'))[:12]} was tested"
     if str(told.get("commit")).endswith("-dirty"):
         return "what was tested is no commit"
     missing = [piece for piece, part in told.get("pieces", {}).items() if not part["outcomes"]]
-    if missing:
+    if missing and not recent:
         return f"not run: {', '.join(missing)}"
     if told.get("failed") or not told.get("outcomes", {}).get("passed"):
         return f"not everything passed: {', '.join(told.get('failed') or ['no test ran'])}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests import engines_page
-from tests.lab import engines
 
 RESULT: dict[str, Any] = {
     "commit": "0123456789abcdef",
     "date": "2000-01-01",
+    "digest": "now",
     "engine": "Docker Engine 1",
     "system": "Debian",
     "iptables": "nft",
@@ -23,7 +23,7 @@ RESULT: dict[str, Any] = {
 
 
 def test_a_row_has_the_versions_the_counts_and_the_commit() -> None:
-    page = engines_page.render({"sid": RESULT})
+    page = engines_page.render({"sid": RESULT}, "now")
     assert (
         "| sid | Docker Engine 1 | Debian | nft | 1 | 6 | unified | 7 | 1 | 2 | 2000-01-01, `0123456789ab` |"
         in page
@@ -31,10 +31,10 @@ def test_a_row_has_the_versions_the_counts_and_the_commit() -> None:
 
 
 def test_failures_and_reasons_are_never_left_out() -> None:
-    page = engines_page.render({"sid": RESULT})
+    page = engines_page.render({"sid": RESULT}, "now")
     assert "* sid: `tests/system/test_x.py::test_y`" in page
     assert "* sid: 2 tests not on sid: why" in page
-    assert "## Failed" not in engines_page.render({"sid": {**RESULT, "failed": []}})
+    assert "## Failed" not in engines_page.render({"sid": {**RESULT, "failed": []}}, "now")
 
 
 def test_each_case_and_fault_says_what_came_of_it_on_each_engine() -> None:
@@ -50,13 +50,18 @@ def test_each_case_and_fault_says_what_came_of_it_on_each_engine() -> None:
 
 
 def test_a_run_that_was_cut_off_is_called_that() -> None:
-    page = engines_page.render({"sid": {**RESULT, "pieces": {"tests/system/test_z.py": {"outcomes": {}}}}})
+    page = engines_page.render(
+        {"sid": {**RESULT, "pieces": {"tests/system/test_z.py": {"outcomes": {}}}}}, "now"
+    )
     assert "`0123456789ab`, in part |" in page
     assert "## Not run yet\n\n* sid: `tests/system/test_z.py`" in page
 
 
 def test_the_page_is_made_of_the_result_files() -> None:
-    names = sorted(engines.ENGINES, key=lambda name: (name != engines.DEFAULT, name))
-    assert engines_page.PAGE.read_text() == engines_page.render(engines_page.read(names)), (
-        "run: python -m tests.engines_page"
-    )
+    assert engines_page.PAGE.read_text() == engines_page.made(), "run: python -m tests.engines_page"
+
+
+def test_a_run_of_another_state_of_the_service_is_called_that() -> None:
+    line = "2000-01-01, `0123456789ab`, of an earlier tree |"
+    assert line in engines_page.render({"sid": RESULT}, "later")
+    assert line not in engines_page.render({"sid": RESULT}, "now")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import types
 from pathlib import Path
@@ -125,22 +126,28 @@ def test_only_what_did_not_pass_is_run_again_and_only_for_the_same_tree() -> Non
         results.unfinished(told, "other")
 
 
+PART = {"a.py": {"outcomes": {"passed": 1}}, "b.py": {"outcomes": {}}}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({}, None),
         ({"digest": "other"}, "changed since commit abc"),
+        ({"digest": "other", "date": "2000-01-02"}, None),
         ({"commit": "abc-dirty"}, "no commit"),
         ({"failed": ["test_a"]}, "test_a"),
         ({"outcomes": {"skipped": 3}}, "no test ran"),
-        ({"pieces": {"a.py": {"outcomes": {"passed": 1}}, "b.py": {"outcomes": {}}}}, "not run: b.py"),
+        ({"pieces": PART}, "not run: b.py"),
+        ({"pieces": PART, "date": "2000-01-02"}, None),
+        ({"digest": "other", "date": "2000-01-02", "failed": ["test_a"]}, "test_a"),
     ],
 )
-def test_a_result_file_speaks_for_one_tree_in_which_all_passed(
+def test_a_result_file_speaks_for_one_tree_in_which_all_passed_and_for_a_week_of_changes(
     change: dict[str, Any], why: str | None
 ) -> None:
-    told = {"digest": "d", "commit": "abc", "failed": [], "outcomes": {"passed": 1}}
-    found = results.why_stale(told | change, "d")
+    told = {"digest": "d", "commit": "abc", "date": "2000-01-01", "failed": [], "outcomes": {"passed": 1}}
+    found = results.why_stale(told | change, "d", datetime.date(2000, 1, 9))
     assert found is None if why is None else why in str(found)
 
 
@@ -209,12 +216,15 @@ def test_a_run_that_is_cut_off_loses_nothing_and_goes_on(
         results.run_one("sid", [])
     told = json.loads((tmp_path / "sid.json").read_text())
     assert told["outcomes"] == {"passed": 1}
-    assert results.why_stale(told, results.digest()) == "not run: b.py, c.py"
+    assert results.why_stale(told, results.digest(), datetime.date(2000, 1, 1)) == "not run: b.py, c.py"
     found.append("d.py")
     assert results.run_one("sid", [], again=True) == 0
     assert ran == ["a.py", "b.py", "b.py", "c.py", "d.py"]
     told = json.loads((tmp_path / "sid.json").read_text())
-    assert (told["outcomes"], results.why_stale(told, results.digest())) == ({"passed": 4}, None)
+    assert (told["outcomes"], results.why_stale(told, results.digest(), datetime.date(2000, 1, 1))) == (
+        {"passed": 4},
+        None,
+    )
 
 
 def test_a_piece_that_fails_or_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
