@@ -371,10 +371,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
-def serve(port, script, log):
-    """Return a server on loopback whose requests are answered in threads."""
+def serve(port, script, log, address="127.0.0.1"):
+    """Return a server, on loopback, whose requests are answered in threads."""
     handler = type("Bound", (Handler,), {"script": script, "log_file": log})
-    return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    return http.server.ThreadingHTTPServer((address, port), handler)
 
 
 if __name__ == "__main__":
