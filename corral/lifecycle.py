@@ -36,6 +36,7 @@ from corral.context import Invocation
 from corral.later import Later
 from corral.session import SERVICE, Outside, Request, User, delivered, mounts, plan
 from corral.subnets import DEFAULT_RANGES, Plan
+from policy import proxying
 from policy.connection import OWN
 from policy.container import Limits, SessionSpec, create_body
 from policy.declaration import OPEN
@@ -203,6 +204,10 @@ def _relays(invocation: Invocation, layout: Plan) -> None:
         bridge = relay.bridge_ifindex(sandbox)
     if not services:
         return
+    if any(service.port == proxying.PORT for service in services):
+        from corral.proxying import refuse_beside_proxied
+
+        refuse_beside_proxied(invocation)
     with invocation.console.step("host services", minor=True):
         manager = relay.Manager(relay.environment(invocation.user.environ, invocation.user.uid))
         wanted = relay.relays(sandbox, services, layout.gateway, bridge, own)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
 RESOLV_CONFS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 # Another user of this engine may take the subnet between choosing and creating.
 ATTEMPTS = 8
+# Seconds between two looks whether a lock is free.
+PAUSE = 0.1
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, waits: Callable[[], bool] | None = None) -> Iterator[None]:
     """Hold an exclusive lock on a file of ours; it is made when missing and never removed.
 
+    Args:
+        path: the file.
+        waits: asked while another has it, whether to go on waiting; None: as long as it takes.
+
     Raises:
-        CorralError: the file cannot be opened.
+        CorralError: the file cannot be opened, or another kept it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -42,10 +49,23 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CorralError(f"cannot open the lock {path}: {error.strerror}", oserrors.hint(error)) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if waits is None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        else:
+            _take(descriptor, path, waits)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, waits: Callable[[], bool]) -> None:
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if not waits():
+            raise CorralError(f"another command keeps the lock {path}", f"to see which: fuser -v {path}")
+        time.sleep(PAUSE)
 
 
 def host_ranges(environ: Mapping[str, str]) -> list[Taken]:

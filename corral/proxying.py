@@ -17,13 +17,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corral import attended, engine, network, oserrors, relay, rootless, starting, state
 from corral.later import Later, begin
-from corral.proxyrows import ARGV, Found, current, of, serves, session_of, users
+from corral.proxyrows import ARGV, Found, current, of, serves, serving, session_of, users
 from corral.session import GATE_VARIABLE, LOCALE, MOUNTS_VARIABLE, Outside, gate
 from corral.subnets import Plan
 from policy import holding, proxying
@@ -42,6 +42,8 @@ LISTENING = '"listening"'
 READY_TIMEOUT = 15.0
 # Seconds that a gate may take.
 OPENING, PAUSE = 8.0, 0.1
+# Seconds that the end of a session waits for another command; the service removes a proxy, too.
+PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Using:
     def __init__(self, invocation: Invocation, needs: Needs) -> None:
         self._invocation, self._needs = invocation, needs
         self._held = _share(invocation.paths)
+        self._ended = threading.Event()
         self._making = Later(self._ensure)
 
     def result(self) -> None:
@@ -118,6 +121,8 @@ class Using:
         Raises:
             EngineError, CorralError: it cannot be removed.
         """
+        # Nobody can interrupt this: who waits for its turn need not have it any more.
+        self._ended.set()
         # It may be being made at this moment; what came of that was told, or does not matter any more.
         with contextlib.suppress(Exception):
             self._making.result()
@@ -131,10 +136,11 @@ class Using:
         invocation, needs = self._invocation, self._needs
         sandbox, paths = invocation.loaded.sandbox, invocation.paths
         with (
-            network.locked(paths.root / LOCK),
+            network.locked(paths.root / LOCK, lambda: not self._ended.is_set()),
             invocation.console.step("proxy", minor=True),
         ):
             rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+            _refuse_service(rows, _alive(paths))
             found = of(rows, sandbox)
             if found is not None and serves(found, needs.plan):
                 same = current(found, needs.image)
@@ -160,7 +166,15 @@ def release(invocation: Invocation, sandbox: Sandbox) -> None:
     # As long as there is something of it, there is this.
     if not paths.session(session_of(sandbox)).exists():
         return
-    with network.locked(paths.root / LOCK), holding.idle(paths.root / USE) as nobody:
+    with holding.idle(paths.root / USE) as nobody:
+        # Who makes one uses it, and is not waited for.
+        if not nobody:
+            return
+    until = time.monotonic() + PATIENCE
+    with (
+        network.locked(paths.root / LOCK, lambda: time.monotonic() < until),
+        holding.idle(paths.root / USE) as nobody,
+    ):
         if not nobody:
             return
         rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
@@ -168,6 +182,34 @@ def release(invocation: Invocation, sandbox: Sandbox) -> None:
             _remove(invocation, sandbox, of(rows, sandbox))
             with contextlib.suppress(CorralError):
                 _manager(invocation).stop(sandbox, proxying.PORT)
+
+
+def refuse_beside_proxied(invocation: Invocation) -> None:
+    """Refuse a service of the host on the proxy's port where sessions reach the proxy there.
+
+    One relay is there: theirs would lead to the service, which their policy does not have.
+
+    Raises:
+        CorralError: a session of the sandbox needs its proxy, or is about to.
+        EngineError: Docker does not answer.
+    """
+    sandbox, paths = invocation.loaded.sandbox, invocation.paths
+    with holding.idle(paths.root / USE) as nobody:
+        rows = engine.sandbox_containers(invocation.api, sandbox.id, invocation.user.uid)
+        if not nobody or users(rows, _alive(paths)):
+            raise CorralError(
+                f"port {proxying.PORT} of the gateway leads to the proxy of sessions that run",
+                "end them first, see corral ps; or let the host service listen on another port",
+            )
+
+
+def _refuse_service(rows: Sequence[Mapping[str, Any]], alive: Callable[[str], bool | None]) -> None:
+    served = serving(rows, proxying.PORT, alive)
+    if served:
+        raise CorralError(
+            f"session {served[0]} has a host service on port {proxying.PORT}, where the proxy would be",
+            "it began under another policy: end it first, see corral ps",
+        )
 
 
 def _share(paths: StatePaths) -> int:

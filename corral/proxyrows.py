@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
@@ -91,21 +91,37 @@ def users(rows: Iterable[Mapping[str, Any]], alive: Callable[[str], bool | None]
         alive: whether somebody looks after a session; None: that is not known.
         own: a session that does not count.
     """
-    found = []
+    return [
+        session
+        for session, declared in _living(rows, alive)
+        if session != own and (declared is None or declared.proxied)
+    ]
+
+
+def serving(rows: Iterable[Mapping[str, Any]], port: int, alive: Callable[[str], bool | None]) -> list[str]:
+    """Return the ids of the sessions that reach a service of the host on a port; see ``users``."""
+    return [
+        session
+        for session, declared in _living(rows, alive)
+        if declared is not None and any(service.port == port for service in declared.host_services)
+    ]
+
+
+def _living(
+    rows: Iterable[Mapping[str, Any]], alive: Callable[[str], bool | None]
+) -> Iterator[tuple[str, Declaration | None]]:
+    """Yield sessions that run, or are about to, and what they declare; None: another version's."""
     for row in rows:
         labels = row.get("Labels") or {}
         session, now = str(labels.get(LABEL_SESSION, "")), row.get("State")
-        about_to = now == "created" and alive(session) is not False
-        if labels.get(LABEL_SERVICE) == proxying.SERVICE or session == own:
+        if labels.get(LABEL_SERVICE) == proxying.SERVICE:
             continue
-        if (now in RUNNING or about_to) and _proxied(str(labels.get(LABEL_EGRESS, ""))):
-            found.append(session)
-    return found
+        if now in RUNNING or (now == "created" and alive(session) is not False):
+            yield session, _declared(str(labels.get(LABEL_EGRESS, "")))
 
 
-def _proxied(label: str) -> bool:
+def _declared(label: str) -> Declaration | None:
     try:
-        return Declaration.from_label(label).proxied
+        return Declaration.from_label(label)
     except PolicyError:
-        # Another version's: it may be.
-        return True
+        return None

@@ -28,7 +28,7 @@ from corral.session import Request, Terminal
 from corral.subnets import Plan
 from enforcer.netfilter.namespace import Daemon
 from policy.container import Limits
-from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, Pattern
+from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, HostService, Pattern
 from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -498,3 +498,72 @@ def test_with_an_engine_of_the_users_own_the_relay_is_told_where_its_bridge_is(
     (one,) = wanted
     assert (one.engine, one.ifindex) == ((daemon, 9) if own else (None, 7))
     assert one.target == "172.16.0.5:8443"
+
+
+def test_an_interrupted_session_does_not_wait_for_another_that_is_stuck_with_the_proxy(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt), created(proxied, prepared, request()):
+            pytest.fail("the session was handed out")
+
+    monkeypatch.setattr(lifecycle, "_look_again", interrupt)
+    monkeypatch.setattr(proxying, "PATIENCE", 0.2)
+    with network.locked(proxied.paths.root / proxying.LOCK):
+        thread = threading.Thread(target=interrupted, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert left(proxied, docker_engine) == []
+
+
+def test_who_is_stuck_with_a_proxy_does_not_keep_another_from_ending(
+    proxied: Invocation,
+    prepared: Prepared,
+    said: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lifecycle.ensure_proxy(proxied, prepared, FIRST)
+    monkeypatch.setattr(proxying, "PATIENCE", 0.2)
+    with network.locked(proxied.paths.root / proxying.LOCK):
+        release_proxy(proxied, proxied.loaded.sandbox)
+    assert "another command keeps the lock" in said.getvalue()
+
+
+SERVICE = Declaration(host_services=(HostService(name="web", port=8443),))
+
+
+def test_where_a_session_has_its_service_of_the_host_no_proxy_comes(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, relays: Relays
+) -> None:
+    beside = replace_loaded(proxied, replace(proxied.loaded, declaration=SERVICE))
+    with created(beside, prepared, request(SECOND)) as other:
+        docker_engine.start(other.ident)
+        with (
+            pytest.raises(CorralError, match=f"{SECOND} has a host service on port 8443"),
+            created(proxied, prepared, request()),
+        ):
+            pytest.fail("it would have been led to the service, or the other to the proxy")
+        assert relays.target == "" and not any(map(is_proxy, docker_engine.containers_by_id.values()))
+    with created(proxied, prepared, request()):
+        assert relays.target
+
+
+def test_where_sessions_have_their_proxy_no_service_of_the_host_comes(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[Relay] = []
+    monkeypatch.setattr(relay, "Manager", lambda _: SimpleNamespace(ensure=wanted.extend))
+    beside = replace_loaded(proxied, replace(proxied.loaded, declaration=SERVICE))
+    for started in (False, True):
+        with created(proxied, prepared, request()) as session:
+            if started:
+                docker_engine.start(session.ident)
+            with pytest.raises(CorralError, match="port 8443 of the gateway leads to the proxy"):
+                lifecycle._relays(beside, PLAN)
+    assert wanted == []
+    lifecycle._relays(beside, PLAN)
+    assert [(one.port, one.target) for one in wanted] == [(8443, "")]
