@@ -141,7 +141,13 @@ def _write(
                 stream.write(text.encode())
                 stream.flush()
                 os.fsync(stream.fileno())
-            made = load(partial)
+            try:
+                made = load(partial)
+            except PolicyError as error:
+                why = error.message.replace(str(partial), str(path))
+                raise PolicyError(
+                    f"{loaded.path} stays as it is; it would be refused: {why}", by_hand
+                ) from error
             _check(loaded, made, text, allow)
             partial.replace(path)
         finally:

@@ -235,3 +235,16 @@ def test_what_the_hosts_clients_name_meanwhile_is_not_saved_with_it(
     with pytest.raises(PolicyError, match="would not say"):
         save(before, "b.example.com", (443,), later)
     assert policy.path.read_text() == text
+
+
+def test_an_edit_that_would_leave_a_policy_that_is_refused_changes_nothing_and_says_why(
+    policy: LoadedPolicy, again: Again
+) -> None:
+    text = "profile: opencode\negress: {allow: ['*.example.com', {host: b.example.org, protocol: tcp}]}\n"
+    zone = rewritten(policy, again, text)
+    with pytest.raises(PolicyError) as caught:
+        unsave(zone, "*.example.com", again)
+    told = caught.value.message
+    assert "has no proxy" in told and f"{zone.path} stays as it is" in told and ".new" not in told
+    assert "yourself" in str(caught.value.hint)
+    assert zone.path.read_text() == text
