@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HEAD_WITHIN = 10.0
 HELLO_WITHIN = 10.0
 ANSWER_WITHIN = tunnel.IDLE
+# After the client's end, for a server that has not answered its hello: no handshake comes of it any more.
+GONE_WITHIN = 30.0
 # After a refusal: how long and how much more is taken, so that what was said is not lost in a reset.
 LINGER_WITHIN = 1.0
 LINGER_BYTES = 1 << 18
@@ -99,6 +101,7 @@ class Session:
         self._tunnel: tunnel.Tunnel | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cut = False
+        self._leaving: asyncio.TimerHandle | None = None
         self._name = ""
         self._port = 0
         self._up = 0
@@ -107,7 +110,7 @@ class Session:
     async def serve(self) -> None:
         """Do all of it, and leave nothing open. Raises nothing but CancelledError."""
         self._task = asyncio.current_task()
-        self._means.hangups.watch(self._client.sock, lambda: self._hang_up(self._client))
+        self._means.hangups.watch(self._client.sock, lambda: self._hang_up(self._client), self._has_ended)
         try:
             await self._served()
         except Closed as error:
@@ -144,6 +147,16 @@ class Session:
         if self._tunnel is not None:
             self._tunnel.finish(tunnel.RESET)
         elif self._task is not None:
+            self._cut = True
+            self._task.cancel()
+
+    def _has_ended(self) -> None:
+        # Nobody reads the client while the server is to answer, so its end is seen in no other way.
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().call_later(GONE_WITHIN, self._is_gone)
+
+    def _is_gone(self) -> None:
+        if self._tunnel is None and self._task is not None:
             self._cut = True
             self._task.cancel()
 
@@ -291,6 +304,8 @@ class Session:
         found = [self._client] if self._server is None else [self._client, self._server]
         for stream in found:
             self._means.hangups.forget(stream.sock)
+        if self._leaving is not None:
+            self._leaving.cancel()
         return found
 
     def _close(self) -> None:

@@ -84,6 +84,7 @@ def test_the_page_has_each_reason_and_event_and_limit() -> None:
         f"| the enforcer's answer | {dialer.ANSWER_WITHIN:.0f} s |",
         f"| a connection to an address | {streams.CONNECT_WITHIN:.0f} s, {streams.CONNECT_WITHIN_ALL:.0f} s in all |",
         f"| time for a ClientHello | {session.HELLO_WITHIN:.0f} s |",
+        f"| the client has ended, and the server has not answered its hello | {session.GONE_WITHIN:.0f} s |",
         f"| size of a ClientHello | {hello.LIMIT // 1024} KiB, {hello.RAW_LIMIT // 1024} KiB with its records |",
         f"| nothing moves in either direction | {tunnel.IDLE / 60:.0f} min |",
     ):

@@ -587,6 +587,32 @@ async def test_what_a_server_says_last_arrives_though_it_is_no_answer(world: Wor
 
 
 @told
+async def test_a_client_that_has_ended_is_not_kept_for_a_server_that_does_not_answer(world: World) -> None:
+    client, server = await world.through(HELLO, "tls")
+    assert await server.exactly(len(HELLO)) == HELLO
+    client.end()
+    await world.later(0)
+    await world.later(session.GONE_WITHIN - 1)
+    assert world.server.active == 1
+    assert await world.seconds_until(server.is_reset()) < 5
+    await world.event("reset")
+
+
+@told
+async def test_a_client_that_has_ended_still_gets_what_comes_in_time(world: World) -> None:
+    client, server = await world.through(HELLO, "tls")
+    client.end()
+    await server.exactly(len(HELLO))
+    await world.later(session.GONE_WITHIN - 1)
+    await server.send(SERVER_HELLO)
+    assert await client.exactly(len(SERVER_HELLO)) == SERVER_HELLO
+    assert await server.recv() == b""
+    await world.later(session.GONE_WITHIN)
+    await server.send(b"more")
+    assert await client.exactly(4) == b"more"
+
+
+@told
 async def test_nothing_more_goes_out_until_the_server_has_answered(world: World) -> None:
     client, server = await world.through(HELLO, "tls")
     await server.exactly(len(HELLO))
