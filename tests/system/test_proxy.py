@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from policy.hosts import canonical_wire_name
+from policy.patterns import parse_pattern
+
 from .host import Host, until
 from .proxied import CURL, HEAD, Fenced, address_of, ask, fenced, head, held, played
 from .scriptdns import always, script_dns
@@ -46,6 +49,26 @@ def lines_of(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
 
+def together(vectors: list[dict[str, str]]) -> list[list[str]]:
+    """Return the vectors' entries in policies, in none of which one allows what another is not to allow."""
+    found: list[list[str]] = []
+    for entry in dict.fromkeys(vector["pattern"] for vector in vectors):
+
+        def fits(others: list[str], entry: str = entry) -> bool:
+            both = [*others, entry]
+            denied = [v["host"] for v in vectors if v["pattern"] in both and v["expect"] == "deny"]
+            return not any(
+                parse_pattern(one).matches(canonical_wire_name(host)) for one in both for host in denied
+            )
+
+        place = next((one for one in found if fits(one)), None)
+        if place is None:
+            found.append([entry])
+        else:
+            place.append(entry)
+    return found
+
+
 @pytest.mark.case(20)
 def test_the_vectors_get_their_verdict_from_a_policy_or_from_the_real_proxy(host: Host) -> None:
     project = host.project("vectors")
@@ -69,9 +92,9 @@ def test_the_vectors_get_their_verdict_from_a_policy_or_from_the_real_proxy(host
         host.internet.set_name(name, [DENIED])
     mark, codes = host.internet.mark(), {"allow": 200, "deny": 403, "REJECT": 400}
     host.internet.reset_counters()
-    for pattern in dict.fromkeys(vector["pattern"] for vector in asked):
-        project.policy(allows(pattern, mode="proxy"))
-        vectors = by_pattern[pattern]
+    for entries in together(asked):
+        project.policy(allows(*entries, mode="proxy"))
+        vectors = [vector for entry in entries for vector in by_pattern[entry]]
         found = played(project, *(ask(f"{vector['host']}:443") for vector in vectors))
         for vector, answer in zip(vectors, found, strict=True):
             assert answer["status"] == codes[vector["expect"]], (vector, answer)
@@ -130,7 +153,7 @@ def test_odd_requests_get_their_code_and_one_line_and_nothing_is_asked_for_them(
     told = json.dumps(json.loads(project.corral("denied", "--json").stdout))
     assert OTHER in told and ZONE in told
     # Each is in the log by the id that its client was told, and counted.
-    project.corral("down")
+    host.box.run(["docker", "kill", "-s", "TERM", box.proxy])
     said = lines_of(log.communicate(timeout=30)[0])
     by_id = {row["id"]: row for row in said if "id" in row}
     for answer in answers.values():
@@ -341,7 +364,7 @@ def test_a_flood_of_questions_leaves_the_service_and_other_sandboxes_as_they_wer
 ROTATING = r"""
 import json, queue, socket, threading
 asked, found = queue.SimpleQueue(), []
-for n in range(240):
+for n in range(200):
     for port in (443, 444, 445, 446): asked.put((f"n{n}.MANY", port))
     asked.put(("ONE", 443))
 def run():
@@ -362,7 +385,7 @@ def test_answers_that_are_new_each_time_make_nothing_fail_elsewhere(named: Host)
     host = named
     # As many addresses as the far end has, each with names and ports enough for more than a sandbox's share.
     pool = [f"203.0.113.{number}" for number in range(1, 255) if number not in (1, 53)]
-    names = [f"n{number}.{MANY}" for number in range(240)]
+    names = [f"n{number}.{MANY}" for number in range(200)]
     script = {name: always(pool[at % len(pool)], ttl=1) for at, name in enumerate(names)}
     script[ONE] = {"steps": [{"a": pool, "window": 1, "ttl": 0}]}
     script[TWO] = always(SECOND)
@@ -383,7 +406,7 @@ def test_answers_that_are_new_each_time_make_nothing_fail_elsewhere(named: Host)
             f"{len(found)} dials, {len(ok)} opened, {len(set(ok))} addresses; {tries} of the other went through"
         )
         # It had all that one may have, and was told to wait; nothing else was said to it.
-        assert len(found) == 1200 and set(found) - set(pool) <= {"busy"} and len(set(ok)) > 100
+        assert len(found) == 1000 and set(found) - set(pool) <= {"busy"} and len(set(ok)) > 100
         assert 500 < len(held(host, mine.address)) <= 512
         assert tries >= 3
         # Neither of the other, nor of a sandbox that is new.
