@@ -55,6 +55,8 @@ while time.monotonic() < end or sent < 2000:
     sent += 1
 print(sent)
 """
+# For a program that somebody may end.
+FLOOD_TOLD = FLOOD.replace("    sent += 1\n", "    sent += 1\n    sent % 50 or print(sent, flush=True)\n")
 
 Done = subprocess.CompletedProcess[str]
 
@@ -237,6 +239,16 @@ class Host:
             image,
         ]
         return self.box.run([*command, *argv[1:]], check=check, timeout=timeout)
+
+    def stray(self, address: str, seconds: str, network: str) -> int:
+        """Flood from a container that corral did not start, on a network of its; return how many were sent.
+
+        Where the engine's resolver would go on to ask for it, it is stopped meanwhile.
+        """
+        words = ("python3", "-c", FLOOD_TOLD, address, seconds)
+        done = self.plain(*words, check=False, network=network)
+        assert done.returncode in (0, 137, 143), done
+        return int((done.stdout.split() or ["0"])[-1])
 
     def control(self, address: str) -> None:
         """The positive control of a count of 0: the same flood from a container that is not fenced arrives."""

@@ -143,11 +143,8 @@ def test_a_flood_as_the_first_act_on_its_network_reaches_nothing_in_any_start(ho
     network = project.sandbox["network"]
     host.internet.reset_counters()
     # Nothing runs before the program, and nothing declared it open.
-    sent = [
-        int(host.plain("python3", "-c", FLOOD, public, "0.3", network=network).stdout)
-        for _ in range(starts(20))
-    ]
-    assert sum(sent) > 1000 * starts(20)
+    sent = [host.stray(public, "0.3", network) for _ in range(starts(20))]
+    assert sum(sent) > 100 * starts(20)
     assert host.internet.packets(public) == 0, host.internet.all_packets()
     # The session beside them is.
     container = project.sandbox["sessions"][0]["container"]

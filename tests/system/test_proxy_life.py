@@ -14,7 +14,7 @@ import pytest
 
 from .host import BASE_POLICY, ENFORCER, EVERY_ENGINE, Host, Project, until
 
-ZONE = "zone.corral.example"
+ZONE = "life.corral.example"
 ALLOWED, SECOND, OUTSIDE = f"a.{ZONE}", f"b.{ZONE}", "forbidden.corral.example"
 ADDRESS, OTHER = "203.0.113.81", "203.0.113.82"
 POLICY = BASE_POLICY + f'    - "*.{ZONE}"\n'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -95,7 +97,8 @@ def test_set_without_elements_counts_nothing() -> None:
 
 def ask(*requests: str) -> bytes:
     async def talk() -> bytes:
-        server = await asyncio.start_server(serve_http, "127.0.0.1", 0)
+        serve = functools.partial(serve_http, files=Path(__file__).parent)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write("".join(requests).encode())
@@ -128,3 +131,11 @@ def test_stream_is_chunked_one_byte_at_a_time_and_ends() -> None:
 
 def test_nonsense_closes_the_connection() -> None:
     assert ask("nonsense\r\n\r\n") == b""
+
+
+def test_files_of_a_directory_are_served_and_nothing_beside_it() -> None:
+    own = Path(__file__)
+    found = ask(f"GET /files/{own.name} HTTP/1.0\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 200 OK") and found.endswith(own.read_bytes())
+    for outside in (f"../{own.parent.name}/../conftest.py", "..%2f..%2f..%2fpyproject.toml", "no-such-file"):
+        assert ask(f"GET /files/{outside} HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 404")
