@@ -86,6 +86,7 @@ def desired(
     host_rows: dict[Row, str] = {}
     ends: dict[Row, float] = {}
     open_rows: dict[str, str] = {}
+    contested = _contested(sessions)
     for session in sessions:
         if session.problems or session.network is None:
             continue
@@ -97,7 +98,7 @@ def desired(
                     # Names that share an address keep it as long as the last of them.
                     ends[row] = max(_forever(until.get(port)), ends.get(row, 0.0))
                     pin_rows.setdefault(row, comment(session, name))
-        host_rows |= _host_rows(session, str(session.network.gateway))
+        host_rows |= _host_rows(session, str(session.network.gateway), session.network in contested)
         if session.open:
             open_rows[session.address] = comment(session, "open")
     count = Counter(row[0] for row in pin_rows)
@@ -126,10 +127,30 @@ def desired(
     return Ruleset(boxes, pin_rows, host_rows, ends, open_rows)
 
 
-def _host_rows(session: Session, gateway: str) -> dict[Row, str]:
+def _contested(sessions: Iterable[Session]) -> set[Network]:
+    """Return the networks where one relay would have to be both: the proxy and somebody's host service.
+
+    The command line refuses the second such session. Two that start at once may both get past that.
+    """
+    wanted: dict[Network, set[bool]] = {}
+    for session in sessions:
+        if session.problems or session.network is None:
+            continue
+        kinds = wanted.setdefault(session.network, set())
+        if session.proxied:
+            kinds.add(True)
+        if any(service.port == proxying.PORT for service in session.declaration.host_services):
+            kinds.add(False)
+    return {network for network, kinds in wanted.items() if len(kinds) > 1}
+
+
+def _host_rows(session: Session, gateway: str, contested: bool) -> dict[Row, str]:
     services = [("tcp", service.port, service.name) for service in session.declaration.host_services]
     if session.proxied:
         services.append(("tcp", proxying.PORT, proxying.ALIAS))
+    if contested:
+        # Nobody knows whose relay it is, so neither session may reach what was meant for the other.
+        services = [service for service in services if service[1] != proxying.PORT]
     rows = {(session.address, proto, port, gateway): comment(session, name) for proto, port, name in services}
     if session.asks:
         rows |= dict.fromkeys(resolver_rows(session.address, gateway), comment(session, "dns"))

@@ -36,7 +36,7 @@ IFF_UP = 1
 HEADER, LINK, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
 ADDRESS = struct.Struct("=BBBBi")
 TIMEOUT = 5.0
-TRIES = 5
+TRIES = 20
 
 
 class Links:
@@ -82,17 +82,17 @@ class Links:
         return [Link(name, index, tuple(addresses.get(index, ()))) for index, name, *_ in links]
 
     def _dump(self, request: int, kind: int, body: bytes) -> list[bytes]:
-        found: list[bytes] = []
         for _ in range(TRIES):
-            sequence, whole, found = self._send(request, NLM_F_DUMP, body), True, []
+            sequence, whole = self._send(request, NLM_F_DUMP, body), True
+            found: list[bytes] = []
             for answered, flags, content in self._answer(sequence):
                 whole = whole and not flags & NLM_F_DUMP_INTR
                 if answered == kind:
                     found.append(content)
             # A list that something was added to meanwhile may lack some.
             if whole:
-                break
-        return found
+                return found
+        raise OSError(errno.EINTR, f"the list changed while it was read, {TRIES} times in a row")
 
     def isolate(self, index: int) -> None:
         """Set the flag of a bridge's port that keeps it apart from all others that have it."""

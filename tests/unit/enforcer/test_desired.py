@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,7 +14,7 @@ from enforcer.granting import Opened
 from enforcer.netfilter.model import MAX_REQUEST
 from enforcer.pins import Grant
 from enforcer.writerclient import PROTOCOL_VERSION
-from policy.declaration import Declaration, Name, Pattern
+from policy.declaration import Declaration, HostService, Name, Pattern
 
 from .sessionbench import NETWORK, proxy, session
 
@@ -94,3 +95,19 @@ def test_what_has_problems_has_nothing_and_only_proxied_sessions_reach_the_proxy
     rules = desired.desired([bad, good, plain, proxy()], [NETWORK], {}, (), {"c1": doors(0, 1)})
     assert rules.pins == {}
     assert set(rules.host) == {(good.address, "tcp", 8443, str(NETWORK.gateway))}
+
+
+def test_where_a_relay_would_be_a_host_service_and_the_proxy_nobody_reaches_it() -> None:
+    # The command line refuses the second of them, unless both start in the same moment.
+    services = (HostService(name="dev", port=8443), HostService(name="db", port=5432))
+    proxied = session(1, Pattern(host="*.example.com"))
+    served = session(2, declaration=Declaration(host_services=services))
+    gateway = str(NETWORK.gateway)
+    db, dev = (served.address, "tcp", 5432, gateway), (served.address, "tcp", 8443, gateway)
+    assert set(desired.desired([proxied, served], [NETWORK], {}).host) == {db}
+    # What differs from what was declared reaches nothing anyway, and takes nothing away from the others.
+    assert set(desired.desired([replace(proxied, problems=("it differs",)), served], [NETWORK], {}).host) == {
+        db,
+        dev,
+    }
+    assert set(desired.desired([proxied], [NETWORK], {}).host) == {(proxied.address, "tcp", 8443, gateway)}
