@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from corral import __version__, hostfacts, oserrors, process, relay, rootless
+from corral import __version__, hostcheck, hostfacts, oserrors, process, relay, rootless
 from corral.context import check_versions
 from corral.installer import common
 from corral.installer.bundle import program
@@ -42,6 +42,8 @@ from policy.identity import data_home
 
 ROOT_DIRECTORY = Path("/opt/corral")
 USER_UNIT = "corral-enforcer.service"
+# Pulled in by each start of the one above.
+SWEEP_UNIT = "corral-sweep.service"
 OLDEST_PYTHON = (3, 11)
 # Seconds the enforcer may take until it reaches the writer.
 PATIENCE = 15.0
@@ -160,6 +162,8 @@ def plan_text(directory: Path) -> str:
             "  load the rules: they match interfaces named corral-* only, foreign rules stay as they are",
             "and this as you:",
             f"  write ~/.config/systemd/user/{USER_UNIT} and start it",
+            f"  write ~/.config/systemd/user/{SWEEP_UNIT}",
+            "    (at each start of the former: removes what dead sessions left)",
         )
     )
 
@@ -192,7 +196,7 @@ def install(*, echo: Callable[[str], None], dry_run: bool = False, assume_yes: b
     confirm(echo, assume_yes=assume_yes)
     as_root(system_part, environ, "corral install")
     echo("system part: done")
-    write_unit(user_units(Path.home(), environ) / USER_UNIT, enforcer_unit(rootless=False))
+    write_user_units(user_units(Path.home(), environ), rootless=False)
     start_units(environ, USER_UNIT)
     await_enforcer(Client(socket_path(environ), timeout=5).version, found)
     echo("user part: done")
@@ -228,7 +232,7 @@ def check_before(environ: Mapping[str, str], found: Membership) -> None:
         InstallError: something is missing; nothing has been done.
         EngineError: Docker is missing, or its engine is one that corral cannot fence.
     """
-    enforcer_executable()
+    programs()
     check_going_back(common.Places(), data_home(Path.home(), dict(environ)))
     check_system_python(environ)
     if found.group is not None and not found.member:
@@ -352,12 +356,17 @@ def await_enforcer(
         sleep(0.2)
 
 
-def enforcer_executable() -> Path:
-    """Return the absolute path of the service's program beside the running Python."""
-    path = Path(sys.executable).parent / "corral-enforcer"
-    if not path.exists():
-        raise InstallError(f"{path} is missing", "install corral with pipx, then run: corral install")
-    return path
+def programs() -> tuple[Path, Path]:
+    """Return the absolute paths of the service's program and of corral, beside the running Python.
+
+    Raises:
+        InstallError: one is not there.
+    """
+    enforcer, own = (Path(sys.executable).parent / name for name in ("corral-enforcer", "corral"))
+    for path in (enforcer, own):
+        if not path.exists():
+            raise InstallError(f"{path} is missing", "install corral with pipx, then run: corral install")
+    return enforcer, own
 
 
 def enforcer_unit(*, rootless: bool) -> str:
@@ -366,8 +375,24 @@ def enforcer_unit(*, rootless: bool) -> str:
     Args:
         rootless: for an engine of the user's own.
     """
-    text = unit_text(USER_UNIT).replace("@ENFORCER@", str(enforcer_executable()))
+    text = unit_text(USER_UNIT).replace("@ENFORCER@", str(programs()[0]))
     return text.replace("@OPTIONS@", " --rootless" if rootless else "")
+
+
+def sweep_unit(*, rootless: bool) -> str:
+    """Return the text of the unit that sweeps at each start of the enforcer; see ``enforcer_unit``."""
+    text = unit_text(SWEEP_UNIT).replace("@CORRAL@", str(programs()[1]))
+    return text.replace("@ENGINE@", "unix://%t/docker.sock" if rootless else hostcheck.DEFAULT_SOCKET)
+
+
+def write_user_units(directory: Path, *, rootless: bool) -> None:
+    """Write the units that are of every installation.
+
+    Raises:
+        CorralError: one cannot be written.
+    """
+    write_unit(directory / SWEEP_UNIT, sweep_unit(rootless=rootless))
+    write_unit(directory / USER_UNIT, enforcer_unit(rootless=rootless))
 
 
 def write_unit(path: Path, text: str) -> None:
@@ -390,6 +415,8 @@ def start_units(environ: Mapping[str, str], *units: str) -> None:
         InstallError: systemd refuses.
     """
     systemctl(environ, "daemon-reload")
+    # Before the enforcer: its first start pulls it in, too.
+    systemctl(environ, "enable", SWEEP_UNIT)
     for unit in units:
         systemctl(environ, "enable", unit)
         systemctl(environ, "restart", unit)

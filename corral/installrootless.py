@@ -65,6 +65,8 @@ def plan_text(directory: Path, socket: Path, *, restart: bool) -> str:
             f"  write ~/.config/systemd/user/{ENGINE_UNIT}.d/{DROP_IN}",
             "    (your engine's dockerd then starts with corral's rules loaded before it)",
             f"  write ~/.config/systemd/user/{WRITER_UNIT} and {install.USER_UNIT}, and start them",
+            f"  write ~/.config/systemd/user/{install.SWEEP_UNIT}",
+            "    (at each start of the latter: removes what dead sessions left)",
             *((f"  restart your {ENGINE_UNIT}: it was started without the rules",) if restart else ()),
         )
     )
@@ -106,7 +108,7 @@ def check_before(environ: Mapping[str, str], found: Membership) -> None:
         InstallError: something is missing; nothing has been done.
         EngineError: the engine is one that corral cannot fence.
     """
-    install.enforcer_executable()
+    install.programs()
     versions.check_state(data_home(Path.home(), dict(environ)), __version__)
     install.check_system_python(environ)
     for tool, package in TOOLS.items():
@@ -142,7 +144,7 @@ def install_rootless(environ: Mapping[str, str], found: Membership, echo: Callab
     text = install.unit_text("corral-netfilter-rootless.service")
     writer = text.replace("@PYTHON@", SYSTEM_PYTHON).replace("@DIR@", str(directory))
     install.write_unit(units / WRITER_UNIT, writer)
-    install.write_unit(units / install.USER_UNIT, install.enforcer_unit(rootless=True))
+    install.write_user_units(units, rootless=True)
     install.systemctl(environ, "daemon-reload")
     if not guarded(environ):
         _start_engine(environ, units / f"{ENGINE_UNIT}.d" / DROP_IN)

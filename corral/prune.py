@@ -1,4 +1,7 @@
-"""``corral prune``: look for what nobody looks after any more, and remove it, in eight seconds at most."""
+"""``corral prune``: look for what nobody looks after any more, and remove it, in eight seconds at most.
+
+The same at each start of the host service, with nobody there to be told: ``corral-sweep.service``.
+"""
 
 from __future__ import annotations
 
@@ -108,6 +111,7 @@ class Prune:
             relays=tuple(self._relays()),
             directories=tuple(directories),
             busy=frozenset(one for one in sandboxes if self._busy(one)),
+            known=frozenset(self._sandboxes()),
         )
         return self._with_images(found, sandboxes) if images else found
 
@@ -147,11 +151,19 @@ class Prune:
             # The whole name, not a part of it: what merely says "corral" is somebody else's.
             if name != Sandbox(sandbox).container(service, session):
                 continue
-            kept = (self._paths(sandbox).session(session) / holding.KEPT).exists()
-            held = self._held(sandbox, session)
-            on, proxy = labels.get(LABEL_PURPOSE) == DAEMON, service == proxying.SERVICE
-            state_ = str(row.get("State"))
-            yield Container(str(row["Id"]), name, sandbox, session, state_, held, kept, on, proxy)
+            files = self._paths(sandbox).session(session)
+            yield Container(
+                str(row["Id"]),
+                name,
+                sandbox,
+                session,
+                str(row.get("State")),
+                held=self._held(sandbox, session),
+                kept=(files / holding.KEPT).exists(),
+                left=(files / holding.LEFT).exists(),
+                always_on=labels.get(LABEL_PURPOSE) == DAEMON,
+                proxy=service == proxying.SERVICE,
+            )
 
     def _networks(self) -> Iterator[Network]:
         with self._asking("listing networks"):
@@ -378,6 +390,7 @@ def prune(
     *,
     running: bool = False,
     images: bool = False,
+    unattended: bool = False,
     dry_run: bool = False,
     tell: Callable[[str], None],
     ask: Callable[[str], bool] | None = None,
@@ -389,6 +402,7 @@ def prune(
         user, data, enforcer, ended: see ``Prune``.
         connect: returns a client of the engine; of the environment, and with seconds for each request.
         running, images: see ``sweeping.decide``.
+        unattended: decide as ``sweeping.unattended`` instead.
         dry_run: change nothing.
         tell: gets a line for each thing that was removed.
         ask: asked before anything that runs is ended; None: nobody can be.
@@ -403,11 +417,15 @@ def prune(
     with contextlib.closing(api):
         work = Prune(user, data, api, enforcer, ended)
         try:
-            plan = sweeping.decide(work.look(images=images), running=running, images=images)
+            found = work.look(images=images)
         except EngineGoneError as error:
             return Outcome(dry_run, error.message)
         except LateError as error:
             raise EngineError("Docker answers too slowly", "systemctl status docker") from error
+        if unattended:
+            plan = sweeping.unattended(found)
+        else:
+            plan = sweeping.decide(found, running=running, images=images)
         if dry_run:
             things = planned(plan, lambda sandbox: StatePaths(data / sandbox))
             return Outcome(True, None, things, kept=list(plan.kept))

@@ -60,14 +60,17 @@ def planned(plan: Plan, paths: Callable[[str], StatePaths]) -> list[Thing]:
     ]
 
 
-def render(outcome: Outcome) -> str:
-    """Return what is printed in the end: what would go, what stays, what could not be removed."""
+def render(outcome: Outcome, *, quiet: bool = False) -> str:
+    """Return what is printed in the end: what would go, what stays, what could not be removed.
+
+    ``quiet``: nothing where there was nothing to do.
+    """
     if outcome.docker is not None:
         return f"nothing was done: {outcome.docker}"
     lines = [f"would remove {thing.line()}" for thing in outcome.removed] if outcome.dry_run else []
     lines += [f"left {thing.line()}: {thing.why}" for thing in outcome.left]
     lines += [f"kept {kept.what}: {kept.why}" for kept in outcome.kept]
-    if not outcome.removed and not outcome.left:
+    if not outcome.removed and not outcome.left and not quiet:
         lines.append("nothing is left over")
     return "\n".join(lines)
 

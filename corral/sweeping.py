@@ -9,8 +9,8 @@ in which no session does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from policy.identity import Sandbox
 
@@ -23,7 +23,8 @@ RELAY = re.compile(r"corral-relay-([0-9a-f]{8})-[0-9]{1,5}\.service")
 class Container:
     """A session's container. ``held``: its command line lives. ``kept``: to be looked at after its end.
 
-    ``always_on``: it is an agent's of ``mode: daemon``. ``proxy``: it is none's, but its sandbox's proxy.
+    ``left``: somebody left it running, and may want to read what it said. ``always_on``: it is an agent's of
+    ``mode: daemon``. ``proxy``: it is none's, but its sandbox's proxy.
     """
 
     ident: str
@@ -33,6 +34,7 @@ class Container:
     state: str
     held: bool = False
     kept: bool = False
+    left: bool = False
     always_on: bool = False
     proxy: bool = False
 
@@ -73,9 +75,9 @@ class Image:
 class Found:
     """What there is of one user.
 
-    ``relays`` are names of units; ``busy`` ids of sandboxes that a command works with; ``images`` those of
-    this user's sandboxes, ``strange`` counts those of which nobody can tell; ``wanted`` are sandboxes that
-    the policy of their directory still makes.
+    ``relays`` are names of units; ``busy`` ids of sandboxes that a command works with, ``known`` of those
+    that have state; ``images`` those of this user's sandboxes, ``strange`` counts those of which nobody can
+    tell; ``wanted`` are sandboxes that the policy of their directory still makes.
     """
 
     containers: tuple[Container, ...] = ()
@@ -83,6 +85,7 @@ class Found:
     relays: tuple[str, ...] = ()
     directories: tuple[Directory, ...] = ()
     busy: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
     images: tuple[Image, ...] = ()
     strange: int = 0
     wanted: frozenset[str] = frozenset()
@@ -131,7 +134,7 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
     going = (*ended, *unneeded)
     staying = [one for one in found.containers if one not in going]
     alive = {one.sandbox for one in staying} | busy
-    tokens = {Sandbox(sandbox).token for sandbox in alive}
+    tokens = _tokens(alive)
     with_container = {(one.sandbox, one.session) for one in staying}
     return Plan(
         containers=going,
@@ -148,6 +151,29 @@ def decide(found: Found, *, running: bool = False, images: bool = False) -> Plan
     )
 
 
+def unattended(found: Found) -> Plan:
+    """Decide what goes when nobody is there to be told: at a start of the host service.
+
+    Files of sessions stay: what a session changed of files that the host executes is told before they go. So
+    do containers that a person may want to read, and what is of a sandbox without state here: whether a
+    command works with it cannot be told.
+
+    Args:
+        found: what there is.
+    """
+    seen = replace(
+        found,
+        containers=tuple(
+            replace(one, kept=one.kept or one.left or one.always_on)
+            for one in found.containers
+            if one.sandbox in found.known
+        ),
+        networks=tuple(net for net in found.networks if net.sandbox in found.known),
+        relays=tuple(unit for unit in found.relays if _token(unit) in _tokens(found.known)),
+    )
+    return replace(decide(seen), directories=(), kept=())
+
+
 def _goes(one: Container, *, running: bool) -> bool:
     if one.running:
         return running and not one.always_on
@@ -156,6 +182,10 @@ def _goes(one: Container, *, running: bool) -> bool:
 
 def _of(directory: Directory, container: Container) -> bool:
     return (directory.sandbox, directory.session) == (container.sandbox, container.session)
+
+
+def _tokens(sandboxes: Iterable[str]) -> set[str]:
+    return {Sandbox(sandbox).token for sandbox in sandboxes}
 
 
 def _token(unit: str) -> str:

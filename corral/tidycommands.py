@@ -31,6 +31,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
     yes: Yes = False,
     as_json: Json = False,
+    unattended: Annotated[bool, typer.Option("--unattended", hidden=True)] = False,
 ) -> None:
     """Remove what ended sandboxes left: containers, relays, networks, files of sessions. State stays.
 
@@ -50,9 +51,14 @@ def prune(
         from corral.engine import connect
         from enforcer.client import Client, socket_path
         from policy import versions
-        from policy.errors import CorralError
+        from policy.errors import CorralError, PolicyError
         from policy.identity import StatePaths, data_home
 
+        if unattended and (running or images):
+            raise PolicyError(
+                "--unattended, which the host service's start uses, removes neither what runs nor images",
+                "leave it out",
+            )
         user = current_user(os.environ)
         data = data_home(user.home, dict(user.environ))
         versions.check_state(data, __version__)
@@ -73,12 +79,13 @@ def prune(
                 Client(socket_path(user.environ), timeout=2),
                 running=running,
                 images=images,
+                unattended=unattended,
                 dry_run=dry_run,
                 tell=_say if as_json else _print,
                 ask=_ask if asks else None,
                 ended=ended,
             )
-        text = pruned.as_json(found) if as_json else pruned.render(found)
+        text = pruned.as_json(found) if as_json else pruned.render(found, quiet=unattended)
         if text:
             _print(text)
         return int(bool(found.left))

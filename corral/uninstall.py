@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral import __version__, inventory, leaving, process, relay, rootless, trees
-from corral.install import USER_UNIT
+from corral.install import SWEEP_UNIT, USER_UNIT
 from corral.installer import common
 from corral.installer.bundle import program
 from corral.installer.elevate import as_root, inside
@@ -125,9 +125,11 @@ class Uninstall:
 
     def _user_files(self) -> list[Path]:
         units = user_units(self._user.home, self._user.environ)
-        found = [units / USER_UNIT, units / f"{USER_UNIT}.d"]
-        with contextlib.suppress(OSError):
-            found += [*units.glob(f"*.wants/{USER_UNIT}"), *units.glob(f"*.requires/{USER_UNIT}")]
+        found = []
+        for name in (USER_UNIT, SWEEP_UNIT):
+            found += [units / name, units / f"{name}.d"]
+            with contextlib.suppress(OSError):
+                found += [*units.glob(f"*.wants/{name}"), *units.glob(f"*.requires/{name}")]
         for pattern in (f"{PREFIX}*", f"*.wants/{PREFIX}*"):
             with contextlib.suppress(OSError):
                 found += sorted(units.glob(pattern))
@@ -231,7 +233,7 @@ class Uninstall:
     def _stop_enforcer(self, plan: Leaving) -> None:
         if not plan.user_files:
             return
-        units = (USER_UNIT, WRITER_UNIT) if self._rootless() else (USER_UNIT,)
+        units = (SWEEP_UNIT, USER_UNIT, *((WRITER_UNIT,) if self._rootless() else ()))
         for unit in units:
             self._systemctl("disable", "--now", unit)
             # One whose file somebody removed cannot be disabled, and goes on.
@@ -241,12 +243,13 @@ class Uninstall:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-            # The directory of a drop-in, which may hold others.
+            # The directory of a drop-in, which may hold others, and that of what our own service pulls in.
             with contextlib.suppress(OSError):
-                if path.name == DROP_IN:
+                if path.name == DROP_IN or path.parent.name == f"{USER_UNIT}.wants":
                     path.parent.rmdir()
         self._systemctl("daemon-reload")
-        self._systemctl("reset-failed", USER_UNIT)
+        for unit in (SWEEP_UNIT, USER_UNIT):
+            self._systemctl("reset-failed", unit)
 
 
 def purge(path: Path) -> None:

@@ -26,6 +26,7 @@ PYTHON = f"{PIPX}/venvs/corral/bin/python"
 PATIENCE = 300
 STARTS = "CORRAL_STARTS"
 ENFORCER = "corral-enforcer.service"
+SWEEP = "corral-sweep.service"
 APPROVE = 'corral policy accept "$(corral policy hash)"'
 CONFIG = 'permit_ranges = ["203.0.113.0/24"]\n'
 
@@ -222,6 +223,14 @@ class Host:
             return done.returncode == 0 and not json.loads(done.stdout)["errors"]
 
         self.box.wait_for(answers, timeout=30)
+        self.wait_sweep()
+
+    def wait_sweep(self) -> None:
+        """Return when what a start of the service sweeps is swept: no network goes from under a test then."""
+        self.box.wait_for(
+            lambda: self.user_systemctl("show", "-P", "ActiveState", SWEEP).stdout.strip() != "activating",
+            timeout=60,
+        )
 
     def plain(self, *argv: str, check: bool = True, timeout: float = 60, network: str = "bridge") -> Done:
         """Run a program in a container that is none of corral's, on Docker's own bridge: the positive control."""

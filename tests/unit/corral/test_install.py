@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
         return process.Completed(tuple(argv), code, out, err)
 
     monkeypatch.setattr(module.process, "run", run)
-    monkeypatch.setattr(module, "enforcer_executable", lambda: None)
+    monkeypatch.setattr(module, "programs", lambda: None)
     monkeypatch.setattr(module.hostfacts, "require_local_engine", lambda _: None)
     monkeypatch.setattr(module, "process_groups", lambda pid: {1000, 999} if pid == 77 else None)
     return answers
@@ -117,6 +118,7 @@ def test_all_steps_find_the_user_manager_without_a_login_and_the_writer_is_insis
     )
     monkeypatch.setattr(module, "write_unit", lambda *_: None)
     monkeypatch.setattr(module, "enforcer_unit", lambda **_: "")
+    monkeypatch.setattr(module, "sweep_unit", lambda **_: "")
     monkeypatch.setattr(
         module, "start_units", lambda environ, *_: runtimes.append(environ["XDG_RUNTIME_DIR"])
     )
@@ -205,3 +207,64 @@ def test_programs_for_root_run_alone(text: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "corral.installer.common" in done.stdout
+
+
+def settings(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, mark, value = line.partition("=")
+        if mark and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_sweep_is_started_by_each_start_of_the_enforcer_and_never_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("corral", "corral-enforcer"):
+        (programs / name).touch()
+    monkeypatch.setattr(module.sys, "executable", str(programs / "python"))
+    module.write_user_units(tmp_path / "units", rootless=own)
+    sweep, enforcer = (
+        settings((tmp_path / "units" / name).read_text()) for name in (module.SWEEP_UNIT, module.USER_UNIT)
+    )
+    assert sweep["WantedBy"] == sweep["Requires"] == [module.USER_UNIT]
+    assert module.USER_UNIT in sweep["After"][0].split()
+    assert not {"Wants", "Requires", "After", "Before"} & enforcer.keys()
+    assert sweep["Type"] == ["oneshot"] and "RemainAfterExit" not in sweep and "Restart" not in sweep
+    assert sweep["ExecStart"] == [f"{programs}/corral prune --unattended"]
+    assert sweep["ConditionPathExists"] == [f"{programs}/corral"]
+    # The engine that the enforcer watches.
+    address = "unix://%t/docker.sock" if own else "unix:///var/run/docker.sock"
+    assert sweep["Environment"] == [f"DOCKER_HOST={address}"]
+    # No less is closed to it than to the enforcer.
+    closed = "UMask NoNewPrivileges LockPersonality RestrictRealtime RestrictSUIDSGID SystemCallArchitectures"
+    assert {name: sweep.get(name) for name in closed.split()} == {
+        name: enforcer[name] for name in closed.split()
+    }
+    assert "@" not in (tmp_path / "units" / module.SWEEP_UNIT).read_text()
+
+
+@pytest.mark.parametrize("missing", ["corral", "corral-enforcer"])
+def test_programs_that_the_units_start_have_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
+    for name in {"corral", "corral-enforcer"} - {missing}:
+        (tmp_path / name).touch()
+    with pytest.raises(InstallError, match=f"/{missing} is missing"):
+        check_before(ENVIRON, MEMBER)
+
+
+def test_the_sweep_is_enabled_before_the_enforcer_is_started_and_not_started_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(module, "systemctl", lambda _environ, *words: told.append(words))
+    module.start_units(ENVIRON, "writer.service", module.USER_UNIT)
+    assert told.index(("enable", module.SWEEP_UNIT)) < told.index(("restart", module.USER_UNIT))
+    assert ("restart", module.SWEEP_UNIT) not in told and ("start", module.SWEEP_UNIT) not in told
+    assert ("enable", module.USER_UNIT) in told

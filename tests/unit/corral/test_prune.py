@@ -21,13 +21,13 @@ from corral.prune import Prune, prune
 from corral.pruned import Outcome, as_json, render
 from corral.session import Request
 from corral.subnets import Plan
-from corral.sweeping import Container, Directory, Found, Image, Network, decide
+from corral.sweeping import Container, Directory, Found, Image, Network, decide, unattended
 from policy import holding
 from policy.container import Limits
 from policy.declaration import LABEL_SERVICE
 from policy.errors import EngineError, EngineGoneError
 from policy.identity import StatePaths
-from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
+from tests.unit.corral.fakes import FakeDocker, FakeEnforcer, refusal
 
 PLAN = Plan(IPv4Network("172.16.0.0/26"))
 BOX, OTHER = "box-0a0b0c0d", "other-0a0b0c0e"
@@ -132,6 +132,66 @@ def test_images_go_when_they_have_no_name_or_no_policy_and_only_when_asked() -> 
     plan = decide(found, images=True)
     assert plan.images == images[1:]
     assert "2 images" in {kept.what for kept in plan.kept}
+
+
+NET = Network("n", f"0-corral-{BOX}", BOX)
+PROXY = one("running", session="0a0b0c0d", proxy=True)
+KNOWN = frozenset({BOX})
+
+
+@pytest.mark.parametrize(
+    ("found", "goes"),
+    [
+        # What ended, or never began, and nobody looks after.
+        ((one("exited"),), {"container", "relay", "network"}),
+        ((one("dead"),), {"container", "relay", "network"}),
+        ((one("created"),), {"container", "relay", "network"}),
+        # A command line lives.
+        ((one("created", held=True),), set()),
+        ((one("exited", held=True),), set()),
+        # Somebody wants to read it: corral prune takes the last two, which a person calls.
+        ((one("exited", kept=True),), set()),
+        ((one("exited", left=True),), set()),
+        ((one("exited", always_on=True),), set()),
+        # What runs, whoever started it.
+        ((one("running"),), set()),
+        ((one("running", left=True),), set()),
+        ((one("paused"),), set()),
+        ((one("unheard-of"),), set()),
+        # One ended beside another that runs.
+        ((one("exited"), one("running", session="00000002")), {"container"}),
+        # A proxy, without a session that runs, beside one that may be read, beside one that runs.
+        ((PROXY,), {"container", "relay", "network"}),
+        ((PROXY, one("exited", left=True)), {"container"}),
+        ((PROXY, one("running")), set()),
+        # Nothing at all.
+        ((), {"relay", "network"}),
+    ],
+)
+def test_at_a_start_of_the_service_what_nobody_needs_goes_and_what_one_may_read_stays(
+    found: tuple[Container, ...], goes: set[str]
+) -> None:
+    there = Found(found, (NET,), (UNIT,), (Directory(BOX, "00000001"),), known=KNOWN)
+    plan = unattended(there)
+    kinds = {"container": plan.containers, "relay": plan.relays, "network": plan.networks}
+    assert {kind for kind, things in kinds.items() if things} == goes
+    assert all(one.proxy or one.state in {"exited", "dead", "created"} for one in plan.containers)
+    # To whom would it be told what a session changed?
+    assert (plan.directories, plan.images, plan.kept) == ((), (), ())
+
+
+def test_at_a_start_of_the_service_a_command_that_makes_a_session_keeps_what_it_made() -> None:
+    there = Found((PROXY,), (NET,), (UNIT,), known=KNOWN)
+    assert unattended(there).networks
+    plan = unattended(replace(there, busy=KNOWN))
+    assert (plan.containers, plan.relays, plan.networks) == ((), (), ())
+
+
+def test_at_a_start_of_the_service_a_sandbox_whose_state_is_elsewhere_is_let_be() -> None:
+    there = Found((one("created"), PROXY), (NET,), (UNIT,), known=frozenset({OTHER}))
+    plan = unattended(there)
+    assert (plan.containers, plan.relays, plan.networks) == ((), (), ())
+    assert decide(there).containers and decide(there).networks and decide(there).relays
 
 
 @pytest.fixture(autouse=True)
@@ -425,15 +485,77 @@ def test_a_policy_that_cannot_be_read_keeps_its_image(
     assert work._wanted(invocation.loaded.sandbox.id) == ("another" not in text)
 
 
-def run(docker_engine: FakeDocker, invocation: Invocation, **wanted: Any) -> Outcome:
+def run(
+    docker_engine: FakeDocker,
+    invocation: Invocation,
+    tell: Callable[[str], None] = lambda _: None,
+    **wanted: Any,
+) -> Outcome:
     return prune(
         invocation.user,
         invocation.data,
         lambda _, __: docker_engine,  # type: ignore[arg-type,return-value]
         FakeEnforcer(),  # type: ignore[arg-type]
-        tell=lambda _: None,
+        tell=tell,
         **wanted,
     )
+
+
+def test_each_removal_is_told_when_it_is_done_and_what_failed_is_not(
+    invocation: Invocation,
+    orphan: Callable[[str], dict[str, Any]],
+    docker_engine: FakeDocker,
+    relays: set[str],
+) -> None:
+    sandbox, name = invocation.loaded.sandbox, orphan("exited")["Names"][0].lstrip("/")
+    unit = f"corral-relay-{sandbox.token}-8081.service"
+    relays.add(unit)
+    docker_engine.fail["remove_network"] = refusal(403, "active endpoints")
+    told: list[str] = []
+    outcome = run(docker_engine, invocation, told.append)
+    path = invocation.paths.session("00000001")
+    assert told == [f"removed container {name}", f"removed relay {unit}", f"removed session {path}"]
+    assert f"left network {sandbox.network}: something is on it" in render(outcome)
+    del docker_engine.fail["remove_network"]
+    run(docker_engine, invocation, told.append)
+    assert told[3:] == [f"removed network {sandbox.network}"]
+
+
+@pytest.mark.parametrize("status", ["exited", "created"])
+def test_unattended_files_of_a_session_stay_until_it_is_told_what_it_changed(
+    invocation: Invocation, orphan: Callable[[str], dict[str, Any]], docker_engine: FakeDocker, status: str
+) -> None:
+    row, told = orphan(status), list[str]()
+    run(docker_engine, invocation, told.append, unattended=True)
+    name, network_ = row["Names"][0].lstrip("/"), invocation.loaded.sandbox.network
+    assert told == [f"removed container {name}", f"removed network {network_}"]
+    assert docker_engine.containers_by_id == {} and docker_engine.networks_by_name == {}
+    assert invocation.paths.session("00000001").is_dir()
+    again = run(docker_engine, invocation, told.append, unattended=True)
+    assert (len(told), render(again, quiet=True)) == (2, "")
+    run(docker_engine, invocation)
+    assert not invocation.paths.session("00000001").exists()
+
+
+@pytest.mark.parametrize("mark", [holding.KEPT, holding.LEFT])
+def test_unattended_a_session_that_may_be_read_stays_with_its_network(
+    invocation: Invocation, orphan: Callable[[str], dict[str, Any]], docker_engine: FakeDocker, mark: str
+) -> None:
+    orphan("exited")
+    (invocation.paths.session("00000001") / mark).touch()
+    assert run(docker_engine, invocation, unattended=True).removed == []
+    assert docker_engine.containers_by_id and docker_engine.networks_by_name
+
+
+def test_unattended_a_network_that_is_made_for_a_session_stays(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker
+) -> None:
+    lock = invocation.in_use
+    try:
+        assert run(docker_engine, invocation, unattended=True).removed == []
+    finally:
+        os.close(lock)
+    assert [one.kind for one in run(docker_engine, invocation, unattended=True).removed] == ["network"]
 
 
 def test_without_docker_nothing_is_done_and_that_is_said(invocation: Invocation) -> None:

@@ -181,6 +181,11 @@ class Host:
     def arrived(self) -> None:
         self.unit.write_text("")
         (self.units / "default.target.wants" / self.unit.name).symlink_to(self.unit)
+        sweep = self.units / "corral-sweep.service"
+        sweep.write_text("")
+        pulled = self.units / f"{self.unit.name}.wants"
+        pulled.mkdir(exist_ok=True)
+        (pulled / sweep.name).symlink_to(sweep)
 
     def _connect(self) -> Any:
         if not self.running:
@@ -212,6 +217,9 @@ def test_sandboxes_go_before_the_enforcer_and_the_rules_last(host: Host) -> None
     assert "pipx uninstall corral" in told
     steps = [word for word in host.log if "list-units" not in word]
     assert steps[0] == "systemctl --user stop corral-relay-*"
+    # What the enforcer's start would pull in is gone before it.
+    assert steps.index("systemctl --user disable --now corral-sweep.service") < steps.index("systemctl --user disable --now corral-enforcer.service")  # fmt: skip
+    assert "systemctl --user reset-failed corral-sweep.service" in steps
     disable, reload, root = (steps.index(word) for word in ("systemctl --user disable --now corral-enforcer.service", "systemctl --user daemon-reload", "root"))  # fmt: skip
     assert disable < reload < root
     assert not list(host.units.rglob("corral*"))
