@@ -6,6 +6,7 @@ The same at each start of the host service, with nobody there to be told: ``corr
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SECONDS = 8.0
 # What Python and a last answer may take of them.
 MARGIN = 1.0
+# Of what the command took before it came here, the most that is counted: something is to be done at all.
+LONGEST = 2.0
 # Of them, how long one question to Docker may take, and how long what runs has to end by itself.
 ANSWER, GRACE, PAUSE = 3.0, 3.0, 0.1
 RELAYS = "corral-relay-*"
@@ -52,6 +55,7 @@ class Prune:
         api: the engine.
         enforcer: the host service, told what ended; it may be gone.
         ended: called with a session whose files go: where they are, and its id.
+        spent: seconds of the time that are over already.
         clock, sleep: seconds, monotonic.
     """
 
@@ -63,16 +67,17 @@ class Prune:
         enforcer: Client,
         ended: Callable[[StatePaths, str], None] = lambda _, __: None,
         *,
+        spent: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._user, self._data, self._api, self._enforcer = user, data, api, enforcer
         self._clock, self._sleep, self._ended = clock, sleep, ended
-        self.begin()
+        self.begin(spent)
 
-    def begin(self) -> None:
-        """Let the time begin now: a person was asked meanwhile."""
-        self._end = self._clock() + SECONDS - MARGIN
+    def begin(self, spent: float = 0.0) -> None:
+        """Let the time begin now: a person was asked meanwhile. ``spent``: or so many seconds ago."""
+        self._end = self._clock() + SECONDS - MARGIN - min(spent, LONGEST)
 
     def _left(self) -> float:
         left = self._end - self._clock()
@@ -382,6 +387,16 @@ class Prune:
         return None if inventory.remove_names(self._api, image.names) else "a container uses it"
 
 
+def age(proc: Path = Path("/proc/self/stat")) -> float:
+    """Return for how many seconds this process has been there: a busy machine takes its time to import it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name before it may hold spaces and brackets. Field 22: ticks since the boot.
+        fields = proc.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    return 0.0
+
+
 def prune(
     user: User,
     data: Path,
@@ -415,7 +430,7 @@ def prune(
     except EngineGoneError as error:
         return Outcome(dry_run, error.message)
     with contextlib.closing(api):
-        work = Prune(user, data, api, enforcer, ended)
+        work = Prune(user, data, api, enforcer, ended, spent=age())
         try:
             found = work.look(images=images)
         except EngineGoneError as error:

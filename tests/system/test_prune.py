@@ -204,9 +204,10 @@ def test_a_docker_that_stands_still_in_the_middle_is_not_waited_for(
     host: Host, crowded: tuple[Project, str]
 ) -> None:
     project, sessions = crowded
-    # Of each it is asked once more whether it has a container, before it goes.
-    for number in range(1, 9):
+    # Of each it is asked once more whether it has a container, before it goes; the first takes a moment.
+    for number in range(9):
         project.box.run(["mkdir", "-p", f"{sessions}/0a0b0c{number:02}/home"])
+    project.box.run(["python3", "-c", FILL, f"{sessions}/0a0b0c00/home", "4"])
     pid = str(host.engine.pid())
     script = f"""
         TIMEFORMAT='took %R'
@@ -225,7 +226,7 @@ def test_a_docker_that_stands_still_in_the_middle_is_not_waited_for(
     left = [line for line in done.stdout.splitlines() if line.startswith("left session ")]
     assert "Docker went away or does not answer" in left[0]
     assert left[-1].endswith("not done within 8 s; corral prune goes on with it")
-    assert len(left) == len(homes(project)) > 5
+    assert len(left) == len(homes(project)) >= 5
     assert timed(project)[0] == 0
     assert homes(project) == []
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import IPv4Network
@@ -17,7 +20,7 @@ from corral import engine, network, process, state, trees
 from corral import prune as on
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created
-from corral.prune import Prune, prune
+from corral.prune import Prune, age, prune
 from corral.pruned import Outcome, as_json, render
 from corral.session import Request
 from corral.subnets import Plan
@@ -443,6 +446,24 @@ def test_it_ends_in_time_and_says_what_is_left(
     assert outcome.removed == []
     assert {thing.why for thing in outcome.left} == {on.LATE}
     assert docker_engine.timeout <= on.ANSWER
+
+
+def test_what_the_command_took_to_begin_is_of_its_time_but_not_all_of_it(
+    invocation: Invocation, docker_engine: FakeDocker, enforcer: FakeEnforcer, clock: Clock
+) -> None:
+    words = (invocation.user, invocation.data, docker_engine, enforcer)
+    left = [Prune(*words, spent=spent, clock=clock)._left() for spent in (0, 1.5, 60)]  # type: ignore[arg-type]
+    assert left == [7.0, 5.5, 5.0]
+
+
+def test_the_age_of_a_process_is_told_by_the_kernel(tmp_path: Path) -> None:
+    script = "import time; from corral.prune import age; first = age(); time.sleep(0.5); print(first, age())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second = map(float, done.stdout.split())
+    assert 0 < first < second - 0.4 and second < time.monotonic() - began + 0.1
+    (tmp_path / "stat").write_text("1 (a) b) R")
+    assert age(tmp_path / "stat") == age(tmp_path / "none") == 0.0
 
 
 def test_a_tree_that_takes_too_long_is_left_in_part(tmp_path: Path) -> None:
