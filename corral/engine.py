@@ -98,6 +98,9 @@ def errors(doing: str) -> Iterator[None]:
 
         if isinstance(error, APIError):
             raise EngineError(f"{doing} failed: {error.explanation or error}") from error
+        # Its other kinds are raised before anybody is asked: about an argument, not about Docker.
+        if isinstance(error, DockerException) and type(error) is not DockerException:
+            raise EngineError(f"{doing} failed: {error}") from error
         if isinstance(error, DockerException | requests.RequestException):
             raise EngineGoneError(
                 f"{doing} failed: Docker went away or does not answer: {error}", "systemctl status docker"

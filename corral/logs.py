@@ -17,6 +17,8 @@ from policy.errors import PolicyError
 LONGEST = 1 << 16
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# Docker is younger than this second of 1970, and docker-py calls 0 and what is before it no time.
+_BEGINNING = 1.0
 # Docker's stamp of a line, with a space behind it.
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z) ?(.*)", re.DOTALL)
 
@@ -55,8 +57,8 @@ def read(
         EngineError: Docker refuses.
     """
     options: dict[str, Any] = {"follow": follow, "stream": True, "timestamps": stamps}
-    if start is not None:
-        options["since"] = max(start, 0.0)
+    if start is not None and start >= _BEGINNING:
+        options["since"] = start
     if tail is not None:
         options["tail"] = tail
     with engine.errors("reading the session's output"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,10 @@ def noted(paths: StatePaths, session: str) -> tuple[Screen, float] | None:
     """Return the last that was noted of a session, and when (wall time); None when nothing was."""
     try:
         body = savedfile.value(paths.session(session) / FILE)
-        return Screen.of(body), float(body["time"])
+        noted_at = float(body["time"])
+        # Docker is asked for what came later, and takes no other time.
+        if not 1 <= noted_at < math.inf:
+            return None
+        return Screen.of(body), noted_at
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -5,6 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import requests
+from docker.errors import DockerException, InvalidArgument, InvalidVersion, NullResource
 
 from corral import engine
 from policy.errors import EngineError, EngineGoneError
@@ -97,6 +98,16 @@ def test_a_create_whose_answer_never_came_says_how_to_clean_up(docker_engine: Fa
     with pytest.raises(EngineError, match="no such image") as caught:
         create(docker_engine)
     assert caught.value.hint is None
+
+
+def test_an_argument_that_the_client_refuses_is_not_said_to_be_a_missing_docker() -> None:
+    for error in (InvalidArgument("since has to be more"), NullResource("no id"), InvalidVersion("too old")):
+        with pytest.raises(EngineError, match=f"reading failed: {error}") as caught, engine.errors("reading"):
+            raise error
+        assert not isinstance(caught.value, EngineGoneError)
+    for gone in (DockerException("no answer"), requests.ConnectionError("no answer")):
+        with pytest.raises(EngineGoneError, match="does not answer: no answer"), engine.errors("reading"):
+            raise gone
 
 
 def test_an_engine_of_the_users_own_is_started_without_root() -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import docker
 import pytest
 
 from corral import logs
@@ -18,6 +21,37 @@ def test_times_are_lengths_or_moments() -> None:
         with pytest.raises(PolicyError) as caught:
             logs.since(text, 0.0)
         assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "asked"),
+    [
+        (None, None),
+        (logs.since("1970-01-01T00:00:00+00:00", 0.0), None),
+        # Long before there were years; and a fraction that would be written with an exponent.
+        (logs.since("999999999d", 1_800_000_000.0), None),
+        (logs.since("1969-12-31T23:59:59+00:00", 0.0), None),
+        (0.00001, None),
+        (logs.since("1970-01-01T00:00:01+00:00", 0.0), 1.0),
+        (logs.since("10m", 1_800_000_000.5), 1_799_999_400.5),
+    ],
+)
+def test_docker_is_asked_for_everything_since_a_time_before_it(
+    monkeypatch: pytest.MonkeyPatch, start: float | None, asked: float | None
+) -> None:
+    api = docker.APIClient(base_url="http://127.0.0.1:1", version="1.41")
+    given: dict[str, Any] = {}
+
+    def get(_: str, *, params: dict[str, Any], stream: bool) -> None:
+        assert stream
+        given.update(params)
+
+    monkeypatch.setattr(api, "_get", get)
+    monkeypatch.setattr(api, "_get_result", lambda *_: iter([b"a\n"]))
+    invocation: Any = SimpleNamespace(api=api)
+    assert list(logs.read(invocation, A, follow=False, start=start, tail=3, stamps=False)) == [b"a\n"]
+    assert given.get("since") == asked
+    assert given["tail"] == 3 and given["follow"] == 0
 
 
 def test_lines_come_whole_however_they_were_cut() -> None:

@@ -73,6 +73,11 @@ def test_a_line_that_does_not_end_is_kept_in_part() -> None:
         "{}",
         '{"time": 1, "modes": [], "keyboards": [], "other_keys": 0, "keypad": false, "tail": ""}',
         '{"time": 1, "modes": {}, "keyboards": [], "other_keys": 0, "keypad": false, "tail": "?"}',
+        # Docker takes none of these times.
+        *(
+            f'{{"time": {time}, "modes": {{}}, "keyboards": [], "other_keys": 0, "keypad": false, "tail": ""}}'
+            for time in ("0", "-1", "NaN", "Infinity")
+        ),
     ],
 )
 def test_a_note_that_somebody_damaged_is_none(paths: StatePaths, body: str) -> None:
