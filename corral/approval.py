@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from corral import oserrors, state
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError, PolicyError
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 from policy.revision import Change, Machine, Revision, compare, revision, widens
@@ -127,11 +127,11 @@ def parse_sha(text: str) -> str:
     """Return the hex digest that a user typed.
 
     Raises:
-        PolicyError: it is none.
+        ArgumentError: it is none.
     """
     match = _SHA.fullmatch(text.strip().lower())
     if match is None:
-        raise PolicyError("this is not the hash of a policy", "corral policy diff prints it")
+        raise ArgumentError("this is not the hash of a policy", "corral policy diff prints it")
     return match[1]
 
 
@@ -139,6 +139,7 @@ def check_sha(found: Revision, accepted: str) -> None:
     """Compare a policy with the hash its user named.
 
     Raises:
+        ArgumentError: it is no hash.
         PolicyError: it is another policy's.
     """
     if parse_sha(accepted) != found.sha256:

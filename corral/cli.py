@@ -85,12 +85,10 @@ def _lost(stream: TextIO | None, text: str = "") -> OSError | None:
 
 
 def _parsed(arguments: list[str]) -> int:
-    import typer
-
+    from corral.parser import parse
     from corral.sessioncommands import app
 
-    typer.main.get_command(app)(arguments, prog_name="corral")
-    return 0
+    return parse(app, arguments)
 
 
 def _verbose() -> bool:

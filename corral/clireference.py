@@ -56,15 +56,19 @@ def commands(root: Any, prefix: str = "corral") -> Iterator[Command]:
     """
     import typer
 
+    from corral.parser import record
+
     context = typer.Context(root, info_name=prefix)
-    rows = [row for parameter in root.get_params(context) if (row := _row(parameter, context)) is not None]
+    rows = [row for one in root.get_params(context) if (row := record(one, context)) is not None]
+    # Every command has them; they are told once.
+    left_out = ("--help",) if prefix == "corral" else ("--help", "--verbose")
     words = " ".join(piece for piece in root.collect_usage_pieces(context) if piece)
     paragraphs = re.split(r"\n\s*\n", (root.help or "").strip())
     yield Command(
         prefix,
         words,
         tuple(_paragraph(text) for text in paragraphs if text.strip()),
-        tuple(row for row in rows if "--help" not in row[0]),
+        tuple(row for row in rows if not row[0].endswith(left_out)),
     )
     if hasattr(root, "list_commands"):
         for name in root.list_commands(context):
@@ -79,13 +83,6 @@ def _paragraph(text: str) -> str:
     return " ".join(text.split())
 
 
-def _row(parameter: Any, context: Any) -> tuple[str, str] | None:
-    record = parameter.get_help_record(context)
-    if record is not None:
-        return " ".join(record[0].split()), " ".join(record[1].split())
-    return None
-
-
 def markdown(found: Sequence[Command]) -> str:
     """Return docs/cli.md."""
     lines = [
@@ -93,7 +90,8 @@ def markdown(found: Sequence[Command]) -> str:
         "",
         "<!-- made by python -m corral.clireference -->",
         "",
-        "What `corral COMMAND --help` says, for all of them. Every command works without a terminal.",
+        "What `corral COMMAND --help` says, for all of them. "
+        "Every command works without a terminal, and takes `-v`.",
         "",
     ]
     for command in found:

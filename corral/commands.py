@@ -14,14 +14,12 @@ from corral import __version__, invoking
 from corral.console import wants_colour
 from corral.oserrors import naming
 from corral.output import print_text
+from corral.parser import App
 
-app = typer.Typer(
+app = App(
     name="corral",
-    help="Run AI coding agents in containers, inside a fence you can prove.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -77,6 +75,14 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    """Run AI coding agents in containers, inside a fence you can prove.
+
+    \b
+    Examples:
+      corral init --profile opencode
+      corral run
+      corral status
+    """
     invoking.Settings.verbose = verbose
 
 
@@ -87,7 +93,12 @@ def install(
 ) -> None:
     """Install the host service. Once per machine; says what it does with sudo, and why.
 
-    Example: corral install --dry-run
+    Without a terminal it goes on unasked, as what sets up machines needs it.
+
+    \b
+    Examples:
+      corral install
+      corral install --dry-run
     """
 
     def action() -> None:
@@ -112,7 +123,12 @@ def uninstall(
 ) -> None:
     """Take corral off this host: sandboxes, services, rules. Your state stays unless --purge.
 
-    Other users of this machine keep theirs. Example: corral uninstall --dry-run
+    Other users of this machine keep theirs.
+
+    \b
+    Examples:
+      corral uninstall --dry-run
+      corral uninstall --force --purge
     """
 
     def action() -> None:
@@ -138,11 +154,16 @@ def uninstall(
 
 @app.command()
 def init(
-    profile: Annotated[str, typer.Option("--profile", help="The harness to run.")] = "opencode",
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="The harness to run.")
+    ] = "opencode",
 ) -> None:
     """Write a corral.yaml to start from into this directory.
 
-    Example: corral init --profile opencode
+    \b
+    Examples:
+      corral init
+      corral init --profile generic
     """
 
     def action() -> None:
@@ -162,6 +183,11 @@ def build(
     """Build the sandbox's image, if what goes into it changed.
 
     A build has the network of the engine: the sandbox's rules are not for it.
+
+    \b
+    Examples:
+      corral build
+      corral build --force -v
     """
 
     def action() -> None:
@@ -213,8 +239,13 @@ def verify(
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """Show every sandbox of this user: sessions, names, addresses, problems."""
+    """Show every sandbox of this user: sessions, names, addresses, problems.
 
+    \b
+    Examples:
+      corral status
+      corral status --json
+    """
     from corral import quick
 
     _finish(lambda: quick.status(as_json=as_json))
@@ -231,11 +262,18 @@ def denied(
     """Show what sandboxes of this directory tried and the fence refused.
 
     With --follow a line is printed whenever something is refused; its count is the one so far.
+
+    \b
+    Examples:
+      corral denied
+      corral denied --all --json
+      corral denied --follow
     """
 
     def action() -> None:
         from corral import denied as view
         from corral.lifecycle import working_directory
+        from corral.reading import reading
         from corral.user import current_user
         from enforcer.client import Client, socket_path
 
@@ -243,16 +281,18 @@ def denied(
         project = None if every else str(working_directory())
         terminal = sys.stdout.isatty()
         if follow:
-            view.follow(
-                lambda after: client.denied(after, project),
-                _print,
-                _console().tell,
-                view.reader_left(sys.stdout),
-                as_json=as_json,
-                checks=every,
-            )
+            with reading():
+                view.follow(
+                    lambda after: client.denied(after, project),
+                    _print,
+                    _console().tell,
+                    view.reader_left(sys.stdout),
+                    as_json=as_json,
+                    checks=every,
+                )
             return
-        found = client.denied(0, project)
+        with reading():
+            found = client.denied(0, project)
         if as_json:
             _print(json.dumps(view.selected(found, checks=every), indent=2))
             return
@@ -266,13 +306,22 @@ def denied(
 
 @app.command()
 def metrics() -> None:
-    """Print the counters of the host service, as Prometheus reads them."""
+    """Print the counters of the host service, as Prometheus reads them.
+
+    \b
+    Examples:
+      corral metrics
+      corral metrics >~/corral.prom
+    """
 
     def action() -> None:
+        from corral.reading import reading
         from corral.user import current_user
         from enforcer.client import Client, socket_path
 
-        _print(Client(socket_path(current_user(os.environ).environ)).metrics().rstrip("\n"))
+        with reading():
+            told = Client(socket_path(current_user(os.environ).environ)).metrics()
+        _print(told.rstrip("\n"))
 
     _finish(action)
 
@@ -281,7 +330,9 @@ def metrics() -> None:
 def down(
     sandbox: Annotated[
         str | None,
-        typer.Argument(help="Id of a sandbox; default: all of this directory.", show_default=False),
+        typer.Argument(
+            metavar="SANDBOX", help="Id of a sandbox; default: all of this directory.", show_default=False
+        ),
     ] = None,
     purge: Annotated[
         bool,
@@ -292,6 +343,12 @@ def down(
     """End everything of this project's sandbox: containers, relays, network. Its state is kept.
 
     The policy need not be valid, and sandboxes that the directory had under another name go too.
+
+    \b
+    Examples:
+      corral down
+      corral down myproject-0123abcd
+      corral down --purge
     """
 
     def action() -> None:
@@ -315,13 +372,18 @@ def down(
 def doctor(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Make these checks only, as COR-020.", show_default=False),
+        typer.Argument(metavar="ID", help="Make these checks only, as COR-020.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what is wrong with this host, why, and how it is put right; exit 1 when anything is broken.
 
     It changes nothing and works with nothing installed.
+
+    \b
+    Examples:
+      corral doctor
+      corral doctor COR-020 --json
     """
 
     def action() -> int:
@@ -346,7 +408,13 @@ def doctor(
 
 @app.command()
 def version(as_json: Json = False) -> None:
-    """Print the versions of corral and of the host service."""
+    """Print the versions of corral and of the host service.
+
+    \b
+    Examples:
+      corral version
+      corral version --json
+    """
 
     def action() -> None:
         from corral.user import current_user

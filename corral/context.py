@@ -15,7 +15,7 @@ from corral.console import Console
 from corral.membership import Membership, membership, writer_problem
 from corral.user import User, check_same, current_user
 from policy import holding, versions
-from policy.errors import CorralError, EnforcerError, PolicyError
+from policy.errors import ArgumentError, CorralError, EnforcerError
 from policy.identity import StatePaths, data_home, state_paths
 from policy.loader import LoadedPolicy, find, guard, load
 from policy.mounts import Guard
@@ -78,10 +78,10 @@ def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
     """Return a policy with the image that the environment names: to be approved like one in the file.
 
     Raises:
-        PolicyError: it is no image reference.
+        ArgumentError: it is no image reference.
     """
     if not is_image(image):
-        raise PolicyError(
+        raise ArgumentError(
             f"{IMAGE_VARIABLE} is not an image reference", "write NAME:TAG or NAME@sha256:DIGEST"
         )
     return replace(loaded, policy=loaded.policy.model_copy(update={"image": image}))

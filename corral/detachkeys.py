@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 
 VARIABLE = "CORRAL_DETACH_KEYS"
 OFF = "none"
@@ -42,16 +42,16 @@ def parse(text: str) -> tuple[tuple[bytes, ...], ...]:
     """Return the spellings of each key of a sequence; nothing when it is switched off.
 
     Raises:
-        PolicyError: it is no sequence.
+        ArgumentError: it is no sequence.
     """
     if text.strip().lower() == OFF:
         return ()
     keys = text.split(",")
     if len(keys) > MOST:
-        raise PolicyError(f"more than {MOST} detach keys", EXAMPLE)
+        raise ArgumentError(f"more than {MOST} detach keys", EXAMPLE)
     for key in keys:
         if not (_CTRL.fullmatch(key) or (len(key) == 1 and key.isascii() and key.isprintable())):
-            raise PolicyError(f"{key[:40]!r} is no key to detach with", EXAMPLE)
+            raise ArgumentError(f"{key[:40]!r} is no key to detach with", EXAMPLE)
     return tuple(_spellings(key) for key in keys)
 
 

@@ -13,7 +13,7 @@ from corral import attended, engine, leftovers, network, relay, state, units
 from corral.context import Invocation
 from policy import proxying
 from policy.declaration import LABEL_SANDBOX, LABEL_SERVICE, LABEL_SESSION
-from policy.errors import CorralError, EnforcerError, EngineError, PolicyError
+from policy.errors import ArgumentError, CorralError, EnforcerError, EngineError, PolicyError
 from policy.identity import BRIDGE_PREFIX, SANDBOX_ID, Sandbox, StatePaths, sandbox_for, state_paths
 from policy.loader import find
 
@@ -79,6 +79,7 @@ def down(invocation: Invocation, given: str | None = None) -> dict[str, Removed]
         what was removed, by sandbox id.
 
     Raises:
+        ArgumentError: what is given is no id.
         PolicyError: which sandbox it is cannot be said.
         EngineError: Docker refused; what was removed before stays removed.
     """
@@ -90,13 +91,13 @@ def chosen(given: str) -> Sandbox:
     """Return the sandbox with this id, or with the network of this name.
 
     Raises:
-        PolicyError: it is no id.
+        ArgumentError: it is no id.
     """
     try:
         return Sandbox(given.removeprefix(BRIDGE_PREFIX))
     except ValueError as error:
-        raise PolicyError(
-            f"{given} is not the id of a sandbox, which is a name and eight hex digits",
+        raise ArgumentError(
+            f"{given[:80]!r} is not the id of a sandbox, which is a name and eight hex digits",
             "corral status lists them",
         ) from error
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from corral import units
 from corral.context import Invocation
 from corral.down import of_directory
 from corral.up import refuse_run
-from policy.errors import PolicyError
 from policy.identity import Sandbox
 
 
@@ -86,10 +85,13 @@ def disable(invocation: Invocation) -> list[str]:
     """Take this directory's sandboxes out of the boot; return the units that were. What runs goes on.
 
     Raises:
-        PolicyError: there is no sandbox here, or none that was enabled.
+        PolicyError: there is no sandbox here.
     """
     manager = units.Manager(invocation.user)
-    found = [units.unit_of(sandbox) for sandbox in of_directory(invocation) if manager.disable(sandbox)]
-    if not found:
-        raise PolicyError("nothing is enabled here", "corral enable does it")
-    return found
+    return [units.unit_of(sandbox) for sandbox in of_directory(invocation) if manager.disable(sandbox)]
+
+
+def told_disabled(found: Sequence[str]) -> str:
+    """Return what ``corral disable`` prints of these units."""
+    lines = [f"{unit} does not start any more with the machine" for unit in found]
+    return "\n".join(lines) or "nothing to do: nothing of this directory starts with the machine"

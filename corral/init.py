@@ -8,7 +8,7 @@ from pathlib import Path
 
 from corral import approval, oserrors
 from corral.context import Invocation
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError, PolicyError
 from policy.init import starter
 from policy.loader import FILE
 from policy.reference import schema_text
@@ -21,7 +21,8 @@ def init(invocation: Invocation, profile: str) -> Path:
     """Write a starter policy into the working directory, approve it, and return its path.
 
     Raises:
-        PolicyError: there is one already, no such profile, or the directory cannot be a project.
+        ArgumentError: no such profile.
+        PolicyError: there is one already, or the directory cannot be a project.
         CorralError: it cannot be written.
     """
     schema = invocation.data / SCHEMA
@@ -57,10 +58,14 @@ def write(directory: Path, profile: str, schema: Path) -> Path:
     """Write a starter policy into a directory and return its path.
 
     Raises:
-        PolicyError: there is one already, or no such profile.
+        ArgumentError: no such profile.
+        PolicyError: there is one already.
         CorralError: it cannot be written.
     """
-    text = starter(profile, directory.name, str(schema))
+    try:
+        text = starter(profile, directory.name, str(schema))
+    except PolicyError as error:
+        raise ArgumentError(error.message, error.hint) from error
     file = directory / FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -78,7 +78,7 @@ def join(
         signals: those that make us leave; others are sent on to it.
 
     Raises:
-        PolicyError: the keys are none.
+        ArgumentError: the keys are none.
         EngineError, CorralError: Docker refuses, or the output cannot be written.
     """
     paths = StatePaths(invocation.data / session.sandbox)

@@ -11,7 +11,7 @@ from corral import engine
 from corral.context import Invocation
 from corral.screen import harmless
 from corral.sessions import Session
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 
 # A line that does not end is cut here.
 LONGEST = 1 << 16
@@ -27,7 +27,7 @@ def since(text: str, now: float) -> float:
     """Return a wall time: of ``90s``, ``10m``, ``2h``, ``1d`` ago, or of an ISO 8601 time.
 
     Raises:
-        PolicyError: it is neither.
+        ArgumentError: it is neither.
     """
     from datetime import datetime
 
@@ -37,7 +37,7 @@ def since(text: str, now: float) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError) as error:
-        raise PolicyError(
+        raise ArgumentError(
             f"{text[:80]!r} is no time", "write 10m, 2h, 1d, or 2026-01-31T09:00:00+00:00"
         ) from error
 

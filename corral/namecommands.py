@@ -24,7 +24,7 @@ Force = Annotated[bool, typer.Option("--force", help="Accept a public DNS-over-H
 @app.command()
 def refresh(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these.", show_default=False)
+        list[str] | None, typer.Argument(metavar="NAME", help="Only these.", show_default=False)
     ] = None,
     sandbox: Sandbox = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="The names of all your sandboxes.")] = False,
@@ -32,7 +32,12 @@ def refresh(
 ) -> None:
     """Resolve the names of running sessions again, now; nothing is restarted, open connections go on.
 
-    Exit 1 when a name that is not optional has no fresh answer. Example: corral refresh api.example.com
+    Exit 1 when a name that is not optional has no fresh answer.
+
+    \b
+    Examples:
+      corral refresh
+      corral refresh api.example.com
     """
 
     def action() -> int:
@@ -93,13 +98,13 @@ def allow(
     def action() -> None:
         from corral import apart, targets
         from corral import names as on
-        from policy.errors import PolicyError
+        from policy.errors import ArgumentError
 
         wanted = targets.parse_target(target, force=force, many=True)
         opened = targets.parse_ports(ports, wanted.port)
         seconds = None if lasting is None else targets.parse_duration(lasting)
         if save and sandbox is not None:
-            raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+            raise ArgumentError("--save writes this directory's corral.yaml", "leave out --sandbox")
         invocation = _invocation()
         if sandbox is None:
             apart.refuse_names(invocation.loaded)
@@ -138,14 +143,14 @@ def deny(
     def action() -> None:
         from corral import apart, targets
         from corral import names as on
-        from policy.errors import PolicyError
+        from policy.errors import ArgumentError
 
         wanted = targets.parse_target(host, force=True, many=True)
         if wanted.port is not None:
             shown = f"'{wanted.host}'" if wanted.many else wanted.host
-            raise PolicyError("a name is denied with all its ports", f"corral deny {shown}")
+            raise ArgumentError("a name is denied with all its ports", f"corral deny {shown}")
         if save and sandbox is not None:
-            raise PolicyError("--save writes this directory's corral.yaml", "leave out --sandbox")
+            raise ArgumentError("--save writes this directory's corral.yaml", "leave out --sandbox")
         invocation = _invocation()
         if sandbox is None:
             apart.refuse_names(invocation.loaded)
@@ -167,7 +172,12 @@ def check(
     """Say what would happen to a TCP connection from the sandbox, and why. Exit 1 when it is denied.
 
     Each running session is judged by what kernel and hosts file hold; without one the name is resolved and
-    vetted as a start would. Nothing is changed. Example: corral policy check api.example.com:443
+    vetted as a start would. Nothing is changed.
+
+    \b
+    Examples:
+      corral policy check api.example.com
+      corral policy check git.example.com:22 --json
     """
 
     def action() -> int:

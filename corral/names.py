@@ -16,7 +16,7 @@ from corral.targets import DEFAULT_PORT, DNS_PORTS, Target, duration
 from policy import asking
 from policy.container import HOST_ALIAS
 from policy.declaration import ANSWER, OPEN, Declaration, Name, Pattern
-from policy.errors import EnforcerError, PolicyError
+from policy.errors import ArgumentError, EnforcerError
 from policy.hosts import HostError, is_address
 from policy.loader import LoadedPolicy, load
 from policy.patterns import declared
@@ -51,11 +51,11 @@ def allow(
         The enforcer's answer and ``saved``: the file, or None.
 
     Raises:
-        PolicyError: ``keep`` for a time; many names where nothing asks for names.
+        ArgumentError: ``keep`` for a time; many names where nothing asks for names.
         EnforcerError: nothing runs and nothing is to be kept, or the name has no usable address.
     """
     if keep and lasting is not None:
-        raise PolicyError("what is saved does not end", "leave out --for or --save")
+        raise ArgumentError("what is saved does not end", "leave out --for or --save")
     answer: dict[str, Any] = {"host": target.host, "ports": list(ports), "seconds": lasting, "sessions": []}
     sessions = _sessions(invocation, sandbox) if keep else []
     # A session that began without a proxy gets none, and the next one has it.
@@ -81,11 +81,11 @@ def refuse_many(loaded: LoadedPolicy, target: Target) -> None:
     """Refuse what stands for many names where each name is pinned.
 
     Raises:
-        PolicyError: nobody asks for names in the sandbox of this policy.
+        ArgumentError: nobody asks for names in the sandbox of this policy.
     """
     declaration = loaded.declaration
     if target.many and not (declaration.proxied or declaration.dns == ANSWER):
-        raise PolicyError(
+        raise ArgumentError(
             f"{target.host} stands for many names, and this sandbox has no proxy that is asked for them",
             f"corral allow '{target.host}' --save, and a new session has one; or allow the names one by one",
         )

@@ -8,25 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corral.commands import Json, _finish, _invocation, _print, app
+from corral.parser import App
 
 if TYPE_CHECKING:
     from corral.approval import Pending
     from corral.context import Invocation
 
-policy_app = typer.Typer(
-    name="policy",
-    help="Look at this directory's policy, and approve it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+policy_app = App(name="policy")
 app.add_typer(policy_app)
+
+
+@policy_app.callback()
+def _policy() -> None:
+    """Look at this directory's policy, and approve it.
+
+    \b
+    Examples:
+      corral policy diff
+      corral policy check api.example.com:443
+    """
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of corral.yaml, for editors.
 
-    Example: corral schema > corral.schema.json
+    \b
+    Examples:
+      corral schema >corral.schema.json
     """
 
     def action() -> None:
@@ -44,7 +53,13 @@ def render(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what the policy becomes: Dockerfile, labels, mounts, network, kernel entries. Changes nothing."""
+    """Print what the policy becomes: Dockerfile, labels, mounts, network, kernel entries. Changes nothing.
+
+    \b
+    Examples:
+      corral render
+      corral render --check
+    """
 
     def action() -> int:
         from corral import render as view
@@ -68,6 +83,10 @@ def revert(
     """Put back files that a session changed and this host executes, as they were before it.
 
     A file that was changed again since is put back all the same.
+
+    \b
+    Examples:
+      corral revert 0a1b2c3d
     """
 
     def action() -> None:
@@ -91,6 +110,10 @@ def hash_() -> None:
     """Print the hash of what the policy allows: resolved paths and the profile's names, not comments.
 
     corral policy diff prints it too, below what it is the hash of.
+
+    \b
+    Examples:
+      corral policy hash
     """
 
     def action() -> None:
@@ -106,6 +129,11 @@ def diff(as_json: Json = False) -> None:
     """Show what of the policy is not approved; exit 1 when it allows more than was.
 
     '+' is new, '-' is gone, '~' is different.
+
+    \b
+    Examples:
+      corral policy diff
+      corral policy diff --json
     """
 
     def action() -> int:
@@ -136,6 +164,10 @@ def accept(
     """Approve the policy without building or starting anything.
 
     Take the hash from the very diff you read: asked for again, it is that of what the file says by then.
+
+    \b
+    Examples:
+      corral policy accept 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
     """
 
     def action() -> None:

@@ -22,7 +22,7 @@ from corral.looking import Look
 from corral.watched import Finding
 from policy import savedfile
 from policy.container import Mount
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError
 from policy.identity import SESSION_ID, StatePaths
 from policy.loader import LoadedPolicy
 from policy.revision import shown
@@ -256,7 +256,7 @@ def record_of(data: Path, start: Path, session: str) -> Path:
         session: its id.
 
     Raises:
-        PolicyError: no such session, or it changed nothing.
+        ArgumentError: no such session, or it changed nothing.
     """
     if SESSION_ID.fullmatch(session):
         for directory in (start, *start.parents):
@@ -264,7 +264,10 @@ def record_of(data: Path, start: Path, session: str) -> Path:
                 file = data / ident / RECORDS / f"{session}.json"
                 if file.is_file():
                     return file
-    raise PolicyError(f"nothing is known that a session {session} changed here")
+    raise ArgumentError(
+        f"nothing is known that a session {session[:80]!r} changed here",
+        "corral run told its id when it ended; see it in that directory",
+    )
 
 
 def revert(file: Path) -> list[str]:

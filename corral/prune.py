@@ -420,7 +420,7 @@ def prune(
         unattended: decide as ``sweeping.unattended`` instead.
         dry_run: change nothing.
         tell: gets a line for each thing that was removed.
-        ask: asked before anything that runs is ended; None: nobody can be.
+        ask: asked before anything that runs is ended; None: it need not be.
 
     Raises:
         EngineError: Docker may not be used, or refused to say what there is.

@@ -16,6 +16,7 @@ def status(*, as_json: bool) -> None:
     """
     from corral.console import wants_colour
     from corral.output import print_text
+    from corral.reading import reading
     from corral.status import render
     from corral.statusfacts import added
     from corral.user import check_same, current_user
@@ -24,8 +25,10 @@ def status(*, as_json: bool) -> None:
 
     user = current_user(os.environ)
     client = Client(socket_path(user.environ))
-    check_same(client.version())
-    found = added(client.status(), user, data_home(user.home, dict(user.environ)))
+    with reading():
+        check_same(client.version())
+        told = client.status()
+    found = added(told, user, data_home(user.home, dict(user.environ)))
     colour = wants_colour(sys.stdout, os.environ)
     print_text(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
 

@@ -34,7 +34,7 @@ from corral.screen import Screen
 from corral.session import SHELL, Request, Terminal, command, fixed
 from corral.sessions import Session
 from policy.connection import OWN
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError, PolicyError
 from policy.records import dataclass
 from policy.revision import revision
 
@@ -89,13 +89,14 @@ def detach(invocation: Invocation, given: Sequence[str], options: Options = NO_O
     """Start the harness, or the given command, and leave it running with a terminal that waits.
 
     Raises:
-        PolicyError: the policy or an option.
+        PolicyError: the policy.
+        ArgumentError: an option.
         CorralError: it did not start, or ended at once; nothing of it is left.
     """
     _refuse_daemon(invocation)
     loaded = invocation.approved
     if loaded.connection != OWN:
-        raise PolicyError(
+        raise ArgumentError(
             f"--detach is not there with egress.mode: {loaded.policy.egress.mode}",
             "it is by the gate's word about the fence that corral knows that the program runs",
         )
@@ -132,7 +133,7 @@ def request(
     """Return what is to be started.
 
     Raises:
-        PolicyError: an option is no name, id, variable or place.
+        ArgumentError: an option is no name, id, variable or place.
         CorralError: the name or the id is taken.
     """
     loaded, user = invocation.approved, invocation.user
@@ -143,7 +144,9 @@ def request(
     if options.session:
         sessions.valid_id(options.session)
         if options.session == loaded.sandbox.token:
-            raise PolicyError(f"the id {options.session} is that of the sandbox's proxy", "choose another id")
+            raise ArgumentError(
+                f"the id {options.session} is that of the sandbox's proxy", "choose another id"
+            )
     if options.name or options.session:
         every = sessions.all_of(invocation.api, user.uid, invocation.data)
         if options.name:
@@ -316,10 +319,10 @@ def resume(invocation: Invocation, given: str, keys: str | None = None) -> int:
     """Be to a session that was left what ``run`` was; return its exit code.
 
     Raises:
-        PolicyError: its agent is always on, or it is a session of verify's.
+        ArgumentError: its agent is always on, or it is a session of verify's.
         CorralError: there is none of that name that runs.
     """
     found = joining.choose(invocation, given, None, "resume", running=True)
     if found.purpose not in sessions.LEAVABLE:
-        raise PolicyError(f"{found.name} was not started by corral run", f"corral attach {found.name}")
+        raise ArgumentError(f"{found.name} was not started by corral run", f"corral attach {found.name}")
     return joining.join(invocation, found, keys, signals=frozenset({signal.SIGHUP}))

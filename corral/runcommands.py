@@ -10,7 +10,7 @@ import typer
 from corral.commands import Accept, _finish, _invocation, _print
 from corral.namecommands import app
 from corral.oserrors import naming
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 
 if TYPE_CHECKING:
     from corral.run import Options
@@ -113,9 +113,9 @@ def run(
 
         options = _options(name, session, variables, workdir, keys)
         if resume and (detach or command or options != on.Options(keys=keys)):
-            raise PolicyError("--resume goes with --detach-keys only", f"corral run --resume {resume}")
+            raise ArgumentError("--resume goes with --detach-keys only", f"corral run --resume {resume[:80]}")
         if as_json and not detach:
-            raise PolicyError("--json is for --detach: else the program has the output", "leave it out")
+            raise ArgumentError("--json is for --detach: else the program has the output", "leave it out")
         with naming(invocation.data):
             if resume:
                 return on.resume(invocation, resume, keys)
@@ -137,7 +137,13 @@ def shell(
     keys: Keys = None,
     accept: Accept = None,
 ) -> None:
-    """Open a shell in a new container of the same sandbox."""
+    """Open a shell in a new container of the same sandbox.
+
+    \b
+    Examples:
+      corral shell
+      corral shell --name look --env EDITOR --workdir docs
+    """
 
     def action() -> int:
         invocation = _invocation(quiet=True, accepted=accept, engine=True)

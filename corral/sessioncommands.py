@@ -20,7 +20,7 @@ __all__ = ["app"]
 SessionId = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SESSION]", help="Its id or name; default: the only one here.", show_default=False
+        metavar="SESSION", help="Its id or name; default: the one that runs here.", show_default=False
     ),
 ]
 Sandbox = Annotated[
@@ -42,6 +42,11 @@ def up(
     """Start the agent of a policy with mode: daemon, and wait until it runs. What runs already is kept.
 
     An agent that was started with another policy or image is replaced. Secrets are handed over at each start.
+
+    \b
+    Examples:
+      corral up
+      corral up --foreground
     """
 
     def action() -> int:
@@ -83,14 +88,22 @@ def attach(session: SessionId = None, keys: Keys = None, sandbox: Sandbox = None
 
 @app.command()
 def logs(
-    session: SessionId = None,
+    session: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SESSION",
+            help="Its id or name; default: the one that runs here, else the last that ended.",
+            show_default=False,
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session ends.")] = False,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="TIME", help="10m, 2h, or an ISO 8601 time.", show_default=False),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="The last so many lines.", show_default=False)
+        str | None,
+        typer.Option("--tail", metavar="LINES", help="The last so many lines.", show_default=False),
     ] = None,
     sandbox: Sandbox = None,
     proxy: Annotated[
@@ -109,20 +122,21 @@ def logs(
     def action() -> None:
         import time
 
-        from corral import joining
+        from corral import joining, targets
         from corral import logs as on
-        from policy.errors import PolicyError
+        from policy.errors import ArgumentError
 
         start = None if since is None else on.since(since, time.time())
+        count = None if tail is None else targets.parse_count("--tail", tail)
         invocation = _invocation(engine=True)
         if proxy and session is not None:
-            raise PolicyError("a sandbox has one proxy for all its sessions", "corral logs --proxy")
+            raise ArgumentError("a sandbox has one proxy for all its sessions", "corral logs --proxy")
         found = (
             joining.choose_proxy(invocation, sandbox)
             if proxy
             else joining.choose(invocation, session, sandbox, "read", running=False)
         )
-        pieces = on.read(invocation, found, follow=follow, start=start, tail=tail, stamps=as_json)
+        pieces = on.read(invocation, found, follow=follow, start=start, tail=count, stamps=as_json)
         colour = wants_colour(sys.stdout, os.environ)
         on.print_logs(pieces, found, _print, as_json=as_json, colour=colour)
 
@@ -134,7 +148,13 @@ def ps(
     here: Annotated[bool, typer.Option("--here", help="Of this directory's sandboxes only.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the sessions of all your sandboxes, those that have ended too. Needs no policy."""
+    """List the sessions of all your sandboxes, those that have ended too. Needs no policy.
+
+    \b
+    Examples:
+      corral ps
+      corral ps --here --json
+    """
 
     def action() -> None:
         import time
@@ -158,6 +178,11 @@ def enable(as_json: Json = False, accept: Accept = None) -> None:
     """Bring this sandbox's agent up, and have it come back with the machine: a unit of your systemd.
 
     It is started again when it ends. An invalid or unapproved policy starts nothing, and is not tried again.
+
+    \b
+    Examples:
+      corral enable
+      corral enable --json
     """
 
     def action() -> None:
@@ -172,16 +197,18 @@ def enable(as_json: Json = False, accept: Accept = None) -> None:
 
 @app.command()
 def disable(as_json: Json = False) -> None:
-    """Take this sandbox's agent out of the boot. What runs goes on until corral down."""
+    """Take this sandbox's agent out of the boot. What runs goes on until corral down.
+
+    \b
+    Examples:
+      corral disable
+      corral disable --json
+    """
 
     def action() -> None:
         from corral import enable as on
 
         found = on.disable(_invocation())
-        _print(
-            json.dumps({"disabled": found}, indent=2)
-            if as_json
-            else "\n".join(f"{unit} does not start any more with the machine" for unit in found)
-        )
+        _print(json.dumps({"disabled": found}, indent=2) if as_json else on.told_disabled(found))
 
     _finish(action)

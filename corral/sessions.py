@@ -19,7 +19,7 @@ from policy.declaration import (
     LABEL_SESSION,
     LABEL_UID,
 )
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError
 from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 from policy.records import dataclass
 
@@ -86,10 +86,10 @@ def valid_name(text: str) -> str:
     """Return a name for a session.
 
     Raises:
-        PolicyError: it is none.
+        ArgumentError: it is none.
     """
     if not NAME.fullmatch(text):
-        raise PolicyError(
+        raise ArgumentError(
             f"{text[:80]!r} is no name for a session",
             "use letters, digits, '.', '_' and '-' (at most 64, the first a letter or digit)",
         )
@@ -201,10 +201,10 @@ def valid_id(text: str) -> str:
     """Return an id for a session.
 
     Raises:
-        PolicyError: it is none.
+        ArgumentError: it is none.
     """
     if not SESSION_ID.fullmatch(text):
-        raise PolicyError(
+        raise ArgumentError(
             f"{text[:80]!r} is no id of a session",
             "an id is eight hexadecimal digits (0-9, a-f); what another program calls it goes into --name",
         )

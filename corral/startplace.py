@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policy.container import WORKSPACE
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 from policy.loader import LoadedPolicy
 
 HINT = "name a directory of the project or of a mount"
@@ -23,18 +23,18 @@ def chosen(loaded: LoadedPolicy, cwd: Path, home: Path, text: str) -> Path:
         text: as the user gave it.
 
     Raises:
-        PolicyError: it is no directory, or nothing that the session sees.
+        ArgumentError: it is no directory, or nothing that the session sees.
     """
     if loaded.workspace and text.rstrip("/") == WORKSPACE:
         return Path(WORKSPACE)
     if not text or not text.isprintable():
-        raise PolicyError(f"--workdir {text[:80]!r} is no path", HINT)
+        raise ArgumentError(f"--workdir {text[:80]!r} is no path", HINT)
     given = home / text[2:] if text.startswith("~/") else cwd / text
     found = Path(os.path.realpath(given))
     if not found.is_dir():
-        raise PolicyError(f"--workdir {text[:200]}: there is no directory {found}", HINT)
+        raise ArgumentError(f"--workdir {text[:80]!r}: there is no such directory", HINT)
     if not any(found.is_relative_to(place) for place in reachable(loaded)):
-        raise PolicyError(f"--workdir {text[:200]}: {found} is not in the sandbox", HINT)
+        raise ArgumentError(f"--workdir {text[:80]}: {found} is not in the sandbox", HINT)
     return found
 
 

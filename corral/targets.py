@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from corral.plain import cleaned
 from policy.container import HOST_ALIAS
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 from policy.hosts import HostError, is_address, parse_host
 from policy.patterns import is_pattern, is_regex, parse_pattern
 
@@ -19,6 +19,7 @@ DNS_PORTS = frozenset({53, 853})
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 _PORT = re.compile(r"[0-9]{1,5}")
+_COUNT = re.compile(r"[0-9]{1,9}")
 _META = frozenset("*^$()[]{}|\\+?")
 QUOTE = "in single quotes, so that the shell leaves it alone"
 
@@ -46,18 +47,18 @@ def parse_target(text: str, *, force: bool = False, address: bool = False, many:
         many: accept zones and regular expressions too.
 
     Raises:
-        PolicyError: anything that no policy could name.
+        ArgumentError: anything that no policy could name.
     """
     host, number = _split(text)
     if number is not None and not 0 < number < 65536:
-        raise PolicyError(f"{number} is not a port", "write HOST:PORT")
+        raise ArgumentError(f"{number} is not a port", "write HOST:PORT")
     if address and (host == HOST_ALIAS or (is_address(host) and ":" not in host)):
         return Target(host, number)
     try:
         name = parse_pattern(host, force=force).text if many else parse_host(host, force=force)
         return Target(name, number)
     except HostError as error:
-        raise PolicyError(f"{cleaned(text)}: {error.what}", _fix(host, error, many)) from error
+        raise ArgumentError(f"{cleaned(text)}: {error.what}", _fix(host, error, many)) from error
 
 
 def _split(text: str) -> tuple[str, int | None]:
@@ -85,12 +86,12 @@ def parse_ports(text: str | None, given: int | None) -> tuple[int, ...]:
         given: the port of HOST:PORT, or None.
 
     Raises:
-        PolicyError: not ports, too many, or given twice.
+        ArgumentError: not ports, too many, or given twice.
     """
     ports: tuple[int, ...] = (given or DEFAULT_PORT,)
     if text is not None:
         if given is not None:
-            raise PolicyError("ports are given twice", "write HOST:PORT, or HOST --ports PORT,PORT")
+            raise ArgumentError("ports are given twice", "write HOST:PORT, or HOST --ports PORT,PORT")
         parts = text.split(",")
         wrong = [part for part in parts if not _PORT.fullmatch(part) or not 0 < int(part) < 65536]
         if wrong or len(parts) > MAX_PORTS:
@@ -99,10 +100,10 @@ def parse_ports(text: str | None, given: int | None) -> tuple[int, ...]:
                 if not wrong
                 else f"{cleaned(wrong[0]) or 'nothing'} is not a port"
             )
-            raise PolicyError(what, "write --ports 443,8443")
+            raise ArgumentError(what, "write --ports 443,8443")
         ports = tuple(dict.fromkeys(map(int, parts)))
     if DNS_PORTS.intersection(ports):
-        raise PolicyError("a port of DNS: a sandbox has no DNS", "name another port")
+        raise ArgumentError("a port of DNS: a sandbox has no DNS", "name another port")
     return ports
 
 
@@ -110,13 +111,24 @@ def parse_duration(text: str) -> float:
     """Return the seconds that ``90s``, ``30m``, ``1h`` or ``2d`` are.
 
     Raises:
-        PolicyError: anything else, nothing at all, or over 30 days.
+        ArgumentError: anything else, nothing at all, or over 30 days.
     """
     match = _DURATION.fullmatch(text)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= LONGEST:
-        raise PolicyError(f"{cleaned(text)} is not a length of time", "write 30m, 1h or 2d; at most 30d")
+        raise ArgumentError(f"{cleaned(text)} is not a length of time", "write 30m, 1h or 2d; at most 30d")
     return float(seconds)
+
+
+def parse_count(option: str, text: str) -> int:
+    """Return the number of lines that an option says.
+
+    Raises:
+        ArgumentError: it is no whole number, or has more than nine digits.
+    """
+    if not _COUNT.fullmatch(text):
+        raise ArgumentError(f"{option} {cleaned(text)[:80]!r} is no number of lines", f"write {option} 20")
+    return int(text)
 
 
 def duration(seconds: float) -> str:

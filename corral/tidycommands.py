@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from corral.commands import Json, _ask, _console, _finish, _invocation, _print, _say
+from corral.commands import Json, _ask, _console, _finish, _invocation, _nobody, _print, _say
 from corral.namecommands import app
 from corral.oserrors import naming
 
@@ -36,12 +36,13 @@ def prune(
     """Remove what ended sandboxes left: containers, relays, networks, files of sessions. State stays.
 
     What runs stays, and so does what is not yours. It takes eight seconds at most; exit 1 when something
-    could not be removed.
+    could not be removed. --running asks before it ends anything; where nobody can be asked it needs --yes.
 
     \b
     Examples:
       corral prune --dry-run
       corral prune --images
+      corral prune --running --yes
     """
 
     def action() -> int:
@@ -51,11 +52,11 @@ def prune(
         from corral.engine import connect
         from enforcer.client import Client, socket_path
         from policy import versions
-        from policy.errors import CorralError, PolicyError
+        from policy.errors import ArgumentError, CorralError
         from policy.identity import StatePaths, data_home
 
         if unattended and (running or images):
-            raise PolicyError(
+            raise ArgumentError(
                 "--unattended, which the host service's start uses, removes neither what runs nor images",
                 "leave it out",
             )
@@ -70,7 +71,7 @@ def prune(
             except CorralError as error:
                 console.warn(error.message)
 
-        asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+        asked = _ask if sys.stdin.isatty() and sys.stderr.isatty() else _nobody
         with naming(data):
             found = on.prune(
                 user,
@@ -82,7 +83,7 @@ def prune(
                 unattended=unattended,
                 dry_run=dry_run,
                 tell=_say if as_json else _print,
-                ask=_ask if asks else None,
+                ask=None if yes else asked,
                 ended=ended,
             )
         text = pruned.as_json(found) if as_json else pruned.render(found, quiet=unattended)
@@ -98,10 +99,12 @@ def inspect(
     session: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SESSION]", help="Its id or name; default: the last one here.", show_default=False
+            metavar="SESSION",
+            help="Its id or name; default: the one that runs here, else the last that ended.",
+            show_default=False,
         ),
     ] = None,
-    lines: Annotated[int, typer.Option("--tail", min=0, help="How many of its last lines.")] = 20,
+    lines: Annotated[str, typer.Option("--tail", metavar="LINES", help="How many of its last lines.")] = "20",
     sandbox: Annotated[
         str | None,
         typer.Option(
@@ -113,18 +116,23 @@ def inspect(
     """Show what a session was started with, how it ended, and its last lines; keep: true lets it stay.
 
     Values of its environment are not shown, and secrets of the policy's env_file are replaced.
-    Example: corral inspect review --json
+
+    \b
+    Examples:
+      corral inspect
+      corral inspect review --tail 100 --json
     """
 
     def action() -> None:
         import json
 
         from corral import inspection as on
-        from corral import joining
+        from corral import joining, targets
 
+        count = targets.parse_count("--tail", lines)
         invocation = _invocation()
         found = joining.choose(invocation, session, sandbox, "inspect", running=False)
-        body = on.inspect(invocation, found, lines)
+        body = on.inspect(invocation, found, count)
         _print(json.dumps(body, indent=2) if as_json else on.render(body))
 
     _finish(action)
@@ -132,7 +140,13 @@ def inspect(
 
 @app.command()
 def df(as_json: Json = False) -> None:
-    """Show what your sandboxes take on the disk: images, state, workspaces, sessions, build files, logs."""
+    """Show what your sandboxes take on the disk: images, state, workspaces, sessions, build files, logs.
+
+    \b
+    Examples:
+      corral df
+      corral df --json
+    """
 
     def action() -> None:
         from corral import usage as on
@@ -150,7 +164,7 @@ def df(as_json: Json = False) -> None:
 
 @app.command()
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")],
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell that you use.")],
 ) -> None:
     """Print what makes a shell complete corral's commands, options, sessions, sandboxes and hosts.
 
@@ -163,10 +177,12 @@ def completion(
 
     def action() -> None:
         from corral.completion import SCRIPTS, SHELLS
-        from policy.errors import PolicyError
+        from policy.errors import ArgumentError
 
         if shell not in SCRIPTS:
-            raise PolicyError(f"{shell[:80]!r} is no shell that corral knows", f"one of {', '.join(SHELLS)}")
+            raise ArgumentError(
+                f"{shell[:80]!r} is no shell that corral knows", f"one of {', '.join(SHELLS)}"
+            )
         _print(SCRIPTS[shell].rstrip("\n"))
 
     _finish(action)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 from policy.secrets import MAX_VALUE, changes_behaviour
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -22,7 +22,7 @@ def chosen(given: Sequence[str], environ: Mapping[str, str], fixed: Iterable[str
         fixed: what the profile and corral set themselves.
 
     Raises:
-        PolicyError: one is malformed, not set, too long, or changes what programs do.
+        ArgumentError: one is malformed, not set, too long, or changes what programs do.
     """
     taken = frozenset(fixed)
     found: dict[str, str] = {}
@@ -30,23 +30,23 @@ def chosen(given: Sequence[str], environ: Mapping[str, str], fixed: Iterable[str
         name, equals, value = text.partition("=")
         # What is no name may be a piece of a secret.
         if not _NAME.fullmatch(name):
-            raise PolicyError(
+            raise ArgumentError(
                 f"-e number {number} begins with no variable name", "write -e NAME=VALUE, or -e NAME"
             )
         what = changes_behaviour(name)
         if what is not None:
-            raise PolicyError(
+            raise ArgumentError(
                 f"-e {name}: sets {what}", f"leave it out; a command may set it: -- env {name}=VALUE PROGRAM"
             )
         if name in taken:
-            raise PolicyError(f"-e {name}: is set by the profile", f"leave out {name}")
+            raise ArgumentError(f"-e {name}: is set by the profile", f"leave out {name}")
         if not equals:
             if name not in environ:
-                raise PolicyError(f"-e {name}: not set in your environment", f"-e {name}=VALUE")
+                raise ArgumentError(f"-e {name}: not set in your environment", f"-e {name}=VALUE")
             value = environ[name]
         found[name] = _checked(name, value)
     if sum(len(name) + len(value.encode()) for name, value in found.items()) > MOST:
-        raise PolicyError(f"-e: more than {MOST} bytes in all", "put them into a file that is mounted")
+        raise ArgumentError(f"-e: more than {MOST} bytes in all", "put them into a file that is mounted")
     return found
 
 
@@ -54,9 +54,9 @@ def _checked(name: str, value: str) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise PolicyError(f"-e {name}: its value is not UTF-8", "save it as UTF-8") from None
+        raise ArgumentError(f"-e {name}: its value is not UTF-8", "save it as UTF-8") from None
     if "\0" in value:
-        raise PolicyError(f"-e {name}: a zero byte in its value", "encode it, for example as base64")
+        raise ArgumentError(f"-e {name}: a zero byte in its value", "encode it, for example as base64")
     if size > MAX_VALUE:
-        raise PolicyError(f"-e {name}: longer than {MAX_VALUE} bytes", "put it into a file that is mounted")
+        raise ArgumentError(f"-e {name}: longer than {MAX_VALUE} bytes", "put it into a file that is mounted")
     return value

@@ -3,7 +3,8 @@
 ::
 
     CorralError            exit 1   an operation failed or was refused
-    ├── PolicyError        exit 2   corral.yaml or the arguments are invalid
+    ├── PolicyError        exit 2   corral.yaml is invalid, or allows what nobody approved
+    ├── ArgumentError      exit 2   what was typed behind corral is invalid
     ├── EngineError        exit 1   Docker cannot do what is needed
     │   └── EngineGoneError         Docker does not answer any more
     ├── EnforcerError      exit 1   the host service is missing, refused, or failed
@@ -40,10 +41,17 @@ class CorralError(Exception):
 
 
 class PolicyError(CorralError):
-    """corral.yaml or the arguments are invalid; nothing has been created."""
+    """corral.yaml is invalid, or allows what nobody approved; nothing has been created."""
 
     exit_code = 2
     prefix = "corral: policy error: "
+
+
+class ArgumentError(CorralError):
+    """Arguments or options of the command line are invalid; nothing has been created."""
+
+    exit_code = 2
+    prefix = "corral: argument error: "
 
 
 class EngineError(CorralError):

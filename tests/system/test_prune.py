@@ -114,7 +114,7 @@ def test_names_that_say_corral_are_not_looked_at(host: Host) -> None:
         host.box.run(
             ["docker", "create", "--name", "my-labelled-corral", *words, "--entrypoint", "true", image]
         )
-        gone = {row["name"] for row in swept(project, "--images", "--running")["removed"]}
+        gone = {row["name"] for row in swept(project, "--images", "--running", "--yes")["removed"]}
         assert any(name.startswith("0-corral-strict-") for name in gone)
         assert not any(name in text for text in gone for name in (*LOOKALIKES, "labelled"))
         there = host.box.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()

@@ -14,7 +14,7 @@ from corral import approval, cli
 from corral.cli import main
 from corral.context import Invocation
 from corral.session import User
-from policy.errors import PolicyError
+from policy.errors import CorralError, PolicyError
 from policy.identity import StatePaths
 from policy.loader import LoadedPolicy
 from policy.revision import revision
@@ -48,9 +48,9 @@ class Desk:
             record=lambda found: approval.write(self.paths, found, loaded),
         )
 
-    def refuses(self, loaded: LoadedPolicy, **how: bool | str) -> PolicyError:
+    def refuses(self, loaded: LoadedPolicy, **how: bool | str) -> CorralError:
         before = approval.read(self.paths, loaded)
-        with pytest.raises(PolicyError) as caught:
+        with pytest.raises(CorralError) as caught:
             self.use(loaded, **how)  # type: ignore[arg-type]
         assert approval.read(self.paths, loaded) == before
         assert caught.value.exit_code == 2

@@ -20,7 +20,15 @@ from corral.cli import main
 from corral.down import Removed
 from corral.output import print_text
 from corral.sessioncommands import app
-from policy.errors import CorralError, EnforcerError, EngineError, InstallError, NotReadyError, PolicyError
+from policy.errors import (
+    ArgumentError,
+    CorralError,
+    EnforcerError,
+    EngineError,
+    InstallError,
+    NotReadyError,
+    PolicyError,
+)
 from policy.loader import load
 
 COMMANDS = ("install", "init", "build", "run", "shell", "verify", "status", "down", "version")
@@ -106,6 +114,7 @@ def test_without_the_enforcer_run_says_how_to_start_it(
     ("error", "code", "start"),
     [
         (PolicyError("m"), 2, "corral: policy error: m"),
+        (ArgumentError("m", "do it"), 2, "corral: argument error: m\n  fix: do it"),
         (EngineError("m"), 1, "corral: m"),
         (EnforcerError("m"), 1, "corral: m"),
         (NotReadyError("m"), 1, "corral: m"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from corral import detachkeys
 from corral.detachkeys import Matcher, parse
 from policy import profiles
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 
 DEFAULT = profiles.Profile.detach_keys
 
@@ -75,7 +75,7 @@ def test_control_p_is_in_no_default() -> None:
 
 @pytest.mark.parametrize("text", ["", "ctrl-", "ctrl-é", "f1", "ab", "a,,b", ",".join("a" * 9), "é", "\n"])
 def test_what_is_no_sequence_is_refused(text: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         parse(text)
     assert caught.value.exit_code == 2
 

@@ -15,7 +15,7 @@ from corral.lifecycle import Prepared, created
 from corral.session import Request
 from corral.subnets import Plan
 from policy.container import Limits
-from policy.errors import PolicyError
+from policy.errors import ArgumentError, PolicyError
 from policy.loader import LoadedPolicy
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
@@ -176,7 +176,7 @@ def test_one_sandbox_can_be_named_from_anywhere(
     assert down(elsewhere, "other-01234567") == {"other-01234567": Removed(relays=2)}
     assert docker_engine.networks_by_name
     assert down(elsewhere, ident)[ident].network
-    with pytest.raises(PolicyError, match="not the id"):
+    with pytest.raises(ArgumentError, match="not the id"):
         down(elsewhere, "../demo")
 
 

@@ -77,6 +77,19 @@ def test_a_systemd_whose_pauses_cannot_grow_is_told(machine: Machine, daemon: In
     assert "RestartSec=15\n" in file.read_text() and "RestartSteps" not in file.read_text()
 
 
+def test_to_disable_where_nothing_is_enabled_is_done_already(
+    machine: Machine, daemon: Invocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units.Manager, "disable", lambda *_: False)
+    found = enable.disable(daemon)
+    assert found == []
+    assert enable.told_disabled(found).startswith("nothing to do: ")
+    assert enable.told_disabled(["a.service", "b.service"]).splitlines() == [
+        "a.service does not start any more with the machine",
+        "b.service does not start any more with the machine",
+    ]
+
+
 def test_an_agent_that_is_not_always_on_is_not_enabled(machine: Machine, invocation: Invocation) -> None:
     with pytest.raises(PolicyError, match="corral enable is for an agent that is always on"):
         enable.enable(invocation, machine.warned.append)

@@ -11,7 +11,7 @@ import pytest
 from agent_image.foreign import Foreign
 from corral import context, existing
 from corral.existing import FORCE, Pin, choose
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError
 from policy.loader import LoadedPolicy
 from policy.revision import Machine, compare, revision, widens
 
@@ -111,5 +111,5 @@ def test_the_environments_image_has_to_be_approved_like_the_files(
     written = loaded_of("profile: opencode\nname: demo\nimage: tools:3\n")
     assert revision(found) == revision(written)
     assert widens(compare(revision(plain), revision(found), Machine(1 << 34)))
-    with pytest.raises(PolicyError, match="CORRAL_SANDBOX_IMAGE is not an image reference"):
+    with pytest.raises(ArgumentError, match="CORRAL_SANDBOX_IMAGE is not an image reference"):
         context.with_image(plain, "--privileged")

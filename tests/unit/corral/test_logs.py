@@ -8,7 +8,7 @@ import docker
 import pytest
 
 from corral import logs
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 
 from .test_sessions import A
 
@@ -18,7 +18,7 @@ def test_times_are_lengths_or_moments() -> None:
     assert logs.since("1d", 0.0) == -86400.0
     assert logs.since("1970-01-01T00:01:00+00:00", 0.0) == 60.0
     for text in ("", "10", "ten", "1w", "-5m", "1970-13-01"):
-        with pytest.raises(PolicyError) as caught:
+        with pytest.raises(ArgumentError) as caught:
             logs.since(text, 0.0)
         assert caught.value.exit_code == 2
 

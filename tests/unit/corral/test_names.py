@@ -11,7 +11,7 @@ from corral.cli import main
 from corral.context import Invocation
 from corral.targets import Target, parse_duration, parse_ports, parse_target
 from policy.declaration import Declaration, Name, Pattern
-from policy.errors import EnforcerError, NotReadyError, PolicyError
+from policy.errors import ArgumentError, EnforcerError, NotReadyError
 from policy.loader import LoadedPolicy, load
 from policy.revision import revision
 from tests.unit.corral.fakes import FakeEnforcer
@@ -35,7 +35,7 @@ def test_a_target_is_a_name_with_or_without_a_port(text: str, target: Target) ->
      "*.example.com", "https://api.example.com", "a b.example", "dns.google", "x\x1b[2J.example.com", "corral-host:80"],
 )  # fmt: skip
 def test_what_is_no_target_is_exit_code_2(text: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         parse_target(text)
     assert "\x1b" not in caught.value.render()
 
@@ -43,7 +43,7 @@ def test_what_is_no_target_is_exit_code_2(text: str) -> None:
 def test_a_question_may_be_about_an_address_or_a_host_service() -> None:
     assert parse_target("192.0.2.1:80", address=True) == Target("192.0.2.1", 80)
     assert parse_target("corral-host:8081", address=True) == Target("corral-host", 8081)
-    with pytest.raises(PolicyError):
+    with pytest.raises(ArgumentError):
         parse_target("[2001:db8::1]:80", address=True)
 
 
@@ -54,7 +54,7 @@ def test_a_duration_has_a_unit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "h", "0s", "-1h", "1.5h", "31d", "1w", "1h30m", "٣h"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(PolicyError, match="not a length of time"):
+    with pytest.raises(ArgumentError, match="not a length of time"):
         parse_duration(text)
 
 
@@ -128,9 +128,9 @@ def test_a_name_that_does_not_resolve_is_not_saved(invocation: Invocation, enfor
 
 
 def test_what_is_saved_does_not_end_and_dns_is_never_allowed(invocation: Invocation) -> None:
-    with pytest.raises(PolicyError, match="does not end"):
+    with pytest.raises(ArgumentError, match="does not end"):
         allow(invocation, keep=True, lasting=60.0)
-    with pytest.raises(PolicyError, match="no DNS"):
+    with pytest.raises(ArgumentError, match="no DNS"):
         allow(invocation, "new.example.com:853")
 
 
@@ -291,7 +291,7 @@ def test_invalid_arguments_are_exit_code_2(
 ) -> None:
     monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
     assert main(words) == 2
-    assert "policy error" in capsys.readouterr().err
+    assert "argument error" in capsys.readouterr().err
     assert enforcer.changes == []
 
 
@@ -389,14 +389,14 @@ def test_a_target_may_stand_for_many_names(text: str, target: Target) -> None:
     ["*example.com", "*.com", "*.github.io", "*", "^api.example.com$", "^api", "api*", "regex:443", "regex:", "*.x\x1b[2J.com"],
 )  # fmt: skip
 def test_a_pattern_that_no_policy_may_have_is_told_with_how_it_is_quoted(text: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         parse_target(text, many=True)
     assert "single quotes" in (caught.value.hint or "")
     assert "\x1b" not in caught.value.render()
 
 
 def test_a_plain_name_that_is_wrong_is_told_nothing_of_shells() -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         parse_target("localhost", many=True)
     assert "quotes" not in (caught.value.hint or "")
 
@@ -423,7 +423,7 @@ def test_ports_are_given_in_one_place(text: str | None, given: int | None, ports
     ],
 )
 def test_what_are_no_ports_is_refused(text: str | None, given: int | None, told: str) -> None:
-    with pytest.raises(PolicyError, match=told) as caught:
+    with pytest.raises(ArgumentError, match=told) as caught:
         parse_ports(text, given)
     assert "\x1b" not in caught.value.render()
 
@@ -435,7 +435,7 @@ def with_egress(invocation: Invocation, egress: str) -> LoadedPolicy:
 
 
 def test_many_names_need_somebody_who_asks_for_them(invocation: Invocation) -> None:
-    with pytest.raises(PolicyError, match="no proxy") as caught:
+    with pytest.raises(ArgumentError, match="no proxy") as caught:
         names.refuse_many(invocation.loaded, parse_target("*.example.com", many=True))
     assert "corral allow '*.example.com' --save" in (caught.value.hint or "")
     names.refuse_many(invocation.loaded, parse_target("api.example.com"))

@@ -14,7 +14,7 @@ from corral.cli import main
 from corral.context import Invocation
 from corral.looking import MAX_CONTENT
 from policy import savedfile
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError
 from policy.loader import LoadedPolicy
 from tests.unit.corral.conftest import POLICY
 from tests.unit.corral.test_approval import shell
@@ -286,7 +286,7 @@ def test_what_a_session_left_to_itself_changed_is_told_once_and_again_by_whoever
 
 @pytest.mark.parametrize("name", ["00000000", "../../x", "", "0A1B2C3D"])
 def test_a_session_that_changed_nothing_cannot_be_reverted(session: Session, name: str) -> None:
-    with pytest.raises(PolicyError, match="nothing is known"):
+    with pytest.raises(ArgumentError, match="nothing is known"):
         protect.record_of(session.paths.root.parent, session.loaded.project, name)
 
 

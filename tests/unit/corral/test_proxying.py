@@ -29,7 +29,7 @@ from corral.subnets import Plan
 from enforcer.netfilter.namespace import Daemon
 from policy.container import Limits
 from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, HostService, Pattern
-from policy.errors import CorralError, EngineError, NotReadyError, PolicyError
+from policy.errors import ArgumentError, CorralError, EngineError, NotReadyError
 from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
 
 FIRST, SECOND = "0a1b2c3d", "1a1b2c3d"
@@ -450,7 +450,7 @@ def test_its_output_is_read_as_a_session_s_is(
 
 def test_the_id_of_the_proxy_is_no_session_s(proxied: Invocation) -> None:
     options = Options(session=proxied.loaded.sandbox.token)
-    with pytest.raises(PolicyError, match="that of the sandbox's proxy"):
+    with pytest.raises(ArgumentError, match="that of the sandbox's proxy"):
         run.request(proxied, "run", ("true",), options, Terminal())
 
 

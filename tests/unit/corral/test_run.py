@@ -17,7 +17,7 @@ from corral.context import Invocation
 from corral.flow import NEVER, Leaving, Left
 from corral.session import Request, Terminal, User
 from corral.sessions import Note, Session
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError, PolicyError
 from policy.loader import LoadedPolicy
 
 from .test_sessions import A, B
@@ -154,7 +154,7 @@ def test_a_session_has_the_name_it_is_given_unless_another_one_runs_by_it(
     assert [request.name for request in requests] == ["fresh", "theirs"]
     with pytest.raises(CorralError, match="review runs already"):
         go("review")
-    with pytest.raises(PolicyError, match="is no name for a session"):
+    with pytest.raises(ArgumentError, match="is no name for a session"):
         go("a b")
 
 
@@ -261,7 +261,7 @@ def test_options_that_are_none_create_nothing(
     invocation: Invocation, monkeypatch: pytest.MonkeyPatch, command: str, options: run.Options, told: str
 ) -> None:
     monkeypatch.setattr(run, "prepare", lambda _: pytest.fail("it was begun"))
-    with pytest.raises(PolicyError, match=told) as caught:
+    with pytest.raises(ArgumentError, match=told) as caught:
         if command == "shell":
             run.shell(invocation, options)
         else:
@@ -299,7 +299,7 @@ def test_what_egress_does_not_fence_cannot_be_detached(
 ) -> None:
     loaded = loaded_of("profile: opencode\negress: {mode: none}\n")
     invocation.__dict__.update(loaded=loaded, approved=loaded)
-    with pytest.raises(PolicyError, match=r"--detach is not there with egress\.mode: none"):
+    with pytest.raises(ArgumentError, match=r"--detach is not there with egress\.mode: none"):
         run.detach(invocation, ["true"])
 
 
@@ -316,5 +316,5 @@ def test_resume_is_for_sessions_of_run(invocation: Invocation, monkeypatch: pyte
     # What is typed and what is sent goes to the program, as in run.
     assert joined == [(A.session, frozenset({signal.SIGHUP}))]
     monkeypatch.setattr(run.joining, "choose", lambda *_, **__: replace(A, purpose="daemon"))
-    with pytest.raises(PolicyError, match="was not started by corral run"):
+    with pytest.raises(ArgumentError, match="was not started by corral run"):
         run.resume(invocation, "review")

@@ -9,7 +9,7 @@ import pytest
 
 from corral import notes, sessions
 from corral.sessions import Note, Session, all_of, pick
-from policy.errors import CorralError, PolicyError
+from policy.errors import ArgumentError, CorralError
 from policy.identity import StatePaths
 from tests.unit.corral.fakes import FakeDocker
 
@@ -122,7 +122,7 @@ def test_a_name_belongs_to_one_running_session() -> None:
 
 @pytest.mark.parametrize("text", ["", "-a", "a b", "a/b", "a" * 65, "é", "a\n"])
 def test_names_are_simple(text: str) -> None:
-    with pytest.raises(PolicyError):
+    with pytest.raises(ArgumentError):
         sessions.valid_name(text)
 
 

@@ -8,7 +8,7 @@ import pytest
 from corral import session
 from corral.startplace import chosen
 from policy.container import WORKSPACE
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 from policy.loader import LoadedPolicy
 
 from .conftest import POLICY
@@ -50,7 +50,7 @@ def test_directories_of_the_project_and_of_mounts_are_places(
     "text", ["file", "missing", "..", "/", "~/private", "out", "", "a\nb", "/proc/self", WORKSPACE, "~"]
 )
 def test_everything_else_is_refused(mounted: LoadedPolicy, home: Path, text: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         chosen(mounted, mounted.project, home, text)
     assert caught.value.exit_code == 2
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from corral.variables import MOST, chosen
-from policy.errors import PolicyError
+from policy.errors import ArgumentError
 from policy.secrets import MAX_VALUE
 
 HOST = {"TOKEN": "from-the-host", "ODD": "a\udcffb"}
@@ -40,7 +40,7 @@ def test_values_are_the_option_s_or_the_environment_s_and_the_last_one_counts() 
     ],
 )
 def test_what_is_refused_is_told_without_its_value(given: str, told: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         chosen(["FINE=1", given], HOST, {"FIXED"})
     assert told in caught.value.message
     assert caught.value.exit_code == 2
@@ -50,5 +50,5 @@ def test_what_is_refused_is_told_without_its_value(given: str, told: str) -> Non
 def test_all_together_have_a_limit() -> None:
     many: Sequence[str] = [f"A{number}={'x' * MAX_VALUE}" for number in range(MOST // MAX_VALUE + 1)]
     assert len(chosen(many[:2], {}, ())) == 2
-    with pytest.raises(PolicyError, match="in all"):
+    with pytest.raises(ArgumentError, match="in all"):
         chosen(many, {}, ())
