@@ -42,6 +42,15 @@ class Pending:
         """Whether somebody has to agree."""
         return self.old is None or widens(self.changes)
 
+    def body(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "approved": None if self.old is None else self.old.sha256,
+            "policy": self.new.sha256,
+            "widens": self.widens,
+            "changes": [{"sign": one.sign, "text": one.text, "widens": one.widens} for one in self.changes],
+        }
+
     def text(self) -> str:
         """Return what would be allowed in addition, a line each."""
         lines = [change.line() for change in self.changes if change.widens]

@@ -7,7 +7,6 @@ checks that the code can make.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -471,9 +470,9 @@ def explain(doc: CheckDoc) -> str:
     return "\n".join([doc.name, *(f"  {head + ':':<15}{text}" for head, text in rows)])
 
 
-def explain_json(doc: CheckDoc) -> str:
-    """Return the explanation as one JSON object."""
-    return json.dumps({"schema": 1, **asdict(doc)}, indent=2)
+def body(doc: CheckDoc) -> dict[str, str]:
+    """Return the explanation for programs."""
+    return asdict(doc)
 
 
 def table() -> str:

@@ -32,7 +32,6 @@ CHECKER = "checker"
 GATE_ERROR = "corral-firewall: ERROR: "
 # What the gate says at last beside a running session: a verdict, not one more thing that is wrong.
 GATE_VERDICT = "re-check failed against existing rules"
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def report(checks: Sequence[Check]) -> str:
     )
 
 
-def report_json(sandbox: str, checks: Sequence[Check]) -> str:
-    """Return the same as one JSON object."""
+def body(sandbox: str, checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the same for programs."""
     passed, skipped, failed = counts(checks)
     rows = [
         {
@@ -77,8 +76,7 @@ def report_json(sandbox: str, checks: Sequence[Check]) -> str:
         }
         for check in checks
     ]
-    body = {"schema": SCHEMA, "sandbox": sandbox, "checks": rows}
-    return json.dumps({**body, "passed": passed, "skipped": skipped, "failed": failed}, indent=2)
+    return {"sandbox": sandbox, "checks": rows, "passed": passed, "skipped": skipped, "failed": failed}
 
 
 def counts(checks: Iterable[Check]) -> tuple[int, int, int]:

@@ -23,6 +23,11 @@ EXIT_CODES = (
     ("2", "the policy or the arguments are invalid; nothing was created"),
     ("other", "run and shell pass on the exit code of what ran inside"),
 )
+ANSWERS = (
+    "With --json a command prints one object; corral logs and corral denied --follow print one on each line. "
+    "Its first field, schema, is a number: within it fields are only added. Everything else is on stderr. A "
+    "command that fails prints no answer. The fields of each command: docs/json.md in corral's sources."
+)
 FILES = (
     ("corral.yaml", "the policy, in the project's directory; found from the directories below it"),
     ("~/.config/corral/enforcer.toml", "settings of the host service"),
@@ -91,7 +96,8 @@ def markdown(found: Sequence[Command]) -> str:
         "<!-- made by python -m corral.clireference -->",
         "",
         "What `corral COMMAND --help` says, for all of them. "
-        "Every command works without a terminal, and takes `-v`.",
+        "Every command works without a terminal, and takes `-v`. "
+        "What `--json` prints is described in [json.md](json.md).",
         "",
     ]
     for command in found:
@@ -135,6 +141,7 @@ def manual(found: Sequence[Command]) -> str:
             lines += [".PP", *"\n.br\n".join(roff(line) for line in paragraph.split("\n")).split("\n")]
         lines += _tagged(command.rows)
     lines += [".SH EXIT STATUS", *_tagged(EXIT_CODES)]
+    lines += [".SH ANSWERS FOR PROGRAMS", roff(ANSWERS)]
     lines += [".SH ENVIRONMENT", *_tagged(ENVIRONMENT)]
     lines += [".SH FILES", *_tagged(FILES)]
     lines += [".SH SEE ALSO", ".BR corral.yaml (5),", ".BR docker (1)"]

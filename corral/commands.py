@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corral import __version__, invoking
+from corral import __version__, answers, invoking
 from corral.console import wants_colour
 from corral.oserrors import naming
 from corral.output import print_text
@@ -223,7 +222,7 @@ def verify(
             from corral import checkdocs
 
             doc = checkdocs.find(explain)
-            _print(checkdocs.explain_json(doc) if as_json else checkdocs.explain(doc))
+            _print(answers.text(checkdocs.body(doc)) if as_json else checkdocs.explain(doc))
             return 0
         from corral import checks
         from corral.verify import verify as do_verify
@@ -231,7 +230,8 @@ def verify(
         invocation = _invocation(accepted=accept, engine=True)
         with naming(invocation.data):
             found = do_verify(invocation)
-        _print(checks.report_json(invocation.loaded.sandbox.id, found) if as_json else checks.report(found))
+        body = checks.body(invocation.loaded.sandbox.id, found)
+        _print(answers.text(body) if as_json else checks.report(found))
         return checks.exit_code(found)
 
     _finish(action)
@@ -294,7 +294,7 @@ def denied(
         with reading():
             found = client.denied(0, project)
         if as_json:
-            _print(json.dumps(view.selected(found, checks=every), indent=2))
+            _print(answers.text(view.selected(found, checks=every)))
             return
         colour = wants_colour(sys.stdout, os.environ)
         text = view.render(found, checks=every, chatty=terminal, colour=colour)
@@ -305,7 +305,7 @@ def denied(
 
 
 @app.command()
-def metrics() -> None:
+def metrics(as_json: Json = False) -> None:
     """Print the counters of the host service, as Prometheus reads them.
 
     \b
@@ -315,13 +315,14 @@ def metrics() -> None:
     """
 
     def action() -> None:
+        from corral import counters
         from corral.reading import reading
         from corral.user import current_user
         from enforcer.client import Client, socket_path
 
         with reading():
             told = Client(socket_path(current_user(os.environ).environ)).metrics()
-        _print(told.rstrip("\n"))
+        _print(answers.text(counters.body(told)) if as_json else told.rstrip("\n"))
 
     _finish(action)
 
@@ -397,7 +398,7 @@ def doctor(
         results = diagnosis.diagnose(Host.here(os.environ), checks)
         colour = wants_colour(sys.stdout, os.environ)
         _print(
-            diagnosis.as_json(results)
+            answers.text(diagnosis.body(results))
             if as_json
             else diagnosis.render(results, every=bool(ids), colour=colour)
         )
@@ -426,7 +427,7 @@ def version(as_json: Json = False) -> None:
         except EnforcerError:
             enforcer = None
         if as_json:
-            _print(json.dumps({"version": __version__, "enforcer": enforcer}, indent=2))
+            _print(answers.text({"version": __version__, "enforcer": enforcer}))
             return
         told = "not running" if enforcer is None else str(enforcer.get("version"))
         lines = [f"corral {__version__}", f"enforcer {told}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import select
 import time
 from collections import OrderedDict
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any, TextIO
 
+from corral import answers
 from corral.console import BOLD, RED, YELLOW, paint
 from corral.plain import cleaned, columns, plain, widths_of
 from policy.errors import EnforcerError
@@ -224,7 +224,7 @@ class _Lines:
             if len(self._shown) > REMEMBERED:
                 self._shown.popitem(last=False)
             if self._json:
-                self._write(json.dumps(row))
+                self._write(answers.line(row))
                 continue
             line = cells(cleaned(row), self._zone)
             if not self._widths:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from corral import units
 from corral.context import Invocation
@@ -67,18 +67,15 @@ def told(found: Enabled) -> str:
     )
 
 
-def as_json(found: Enabled) -> str:
+def body(found: Enabled) -> dict[str, Any]:
     """Return the same for programs."""
-    return json.dumps(
-        {
-            "sandbox": found.sandbox.id,
-            "unit": found.unit,
-            "program": found.program,
-            "lingers": found.lingers,
-            "restart_seconds": [units.FIRST, units.LONGEST] if found.growing else [units.FIXED, units.FIXED],
-        },
-        indent=2,
-    )
+    return {
+        "sandbox": found.sandbox.id,
+        "unit": found.unit,
+        "program": found.program,
+        "lingers": found.lingers,
+        "restart_seconds": [units.FIRST, units.LONGEST] if found.growing else [units.FIXED, units.FIXED],
+    }
 
 
 def disable(invocation: Invocation) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from corral import engine
+from corral import answers, engine
 from corral.context import Invocation
 from corral.screen import harmless
 from corral.sessions import Session
@@ -84,11 +83,11 @@ def shown(line: bytes, *, colour: bool) -> str:
     return harmless(text, colour=colour).decode("utf-8", "replace")
 
 
-def row(session: Session, line: bytes) -> str:
-    """Return a line with Docker's stamp as JSON: ``{"session", "time", "text"}``."""
+def row(session: Session, line: bytes) -> dict[str, Any]:
+    """Return a line with Docker's stamp for programs: ``{"session", "time", "text"}``."""
     match = _STAMP.fullmatch(line.decode("utf-8", "replace"))
     stamp, text = (match[1], match[2]) if match else (None, line.decode("utf-8", "replace"))
-    return json.dumps({"session": session.session, "time": stamp, "text": shown(text.encode(), colour=False)})
+    return {"session": session.session, "time": stamp, "text": shown(text.encode(), colour=False)}
 
 
 def print_logs(
@@ -96,4 +95,4 @@ def print_logs(
 ) -> None:
     """Write the lines of what ``read`` yields."""
     for line in lines(pieces):
-        write(row(session, line) if as_json else shown(line, colour=colour))
+        write(answers.line(row(session, line)) if as_json else shown(line, colour=colour))

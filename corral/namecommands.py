@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
+from corral import answers
 from corral.commands import Json, _finish, _invocation, _print, app
 from corral.policycommands import policy_app
 
@@ -50,7 +50,7 @@ def refresh(
             apart.refuse_names(invocation.loaded)
         ident = None if everything else sandbox or invocation.loaded.sandbox.id
         answer = invocation.enforcer.refresh(ident, hosts)
-        _print(json.dumps(answer, indent=2) if as_json else on.told_refresh(answer))
+        _print(answers.text(answer) if as_json else on.told_refresh(answer))
         return int(on.failed(answer))
 
     _finish(action)
@@ -112,7 +112,7 @@ def allow(
                 on.refuse_many(invocation.loaded, wanted)
         ident = sandbox or invocation.loaded.sandbox.id
         answer = on.allow(invocation, wanted, ident, ports=opened, lasting=seconds, keep=save, force=force)
-        _print(json.dumps(answer, indent=2) if as_json else on.told_allow(answer))
+        _print(answers.text(answer) if as_json else on.told_allow(answer))
 
     _finish(action)
 
@@ -156,7 +156,7 @@ def deny(
             apart.refuse_names(invocation.loaded)
         ident = sandbox or invocation.loaded.sandbox.id
         answer = on.deny(invocation, wanted.host, ident, keep=save)
-        _print(json.dumps(answer, indent=2) if as_json else on.told_deny(answer))
+        _print(answers.text(answer) if as_json else on.told_deny(answer))
 
     _finish(action)
 
@@ -185,7 +185,7 @@ def check(
         from corral import targets
 
         answer = on.check(_invocation(), targets.parse_target(target, force=True, address=True), sandbox)
-        _print(json.dumps(answer, indent=2) if as_json else on.told_check(answer))
+        _print(answers.text(answer) if as_json else on.told_check(answer))
         return int(not answer["allowed"])
 
     _finish(action)

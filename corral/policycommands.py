@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corral import answers
 from corral.commands import Json, _finish, _invocation, _print, app
 from corral.parser import App
 
@@ -67,10 +67,10 @@ def render(
         invocation = _invocation()
         if check:
             found = view.differences(invocation)
-            _print(json.dumps({"differences": found}, indent=2) if as_json else view.checked(found))
+            _print(answers.text({"differences": found}) if as_json else view.checked(found))
             return int(bool(found))
         rendered = view.rendered(invocation)
-        _print(json.dumps(rendered, indent=2) if as_json else view.text(rendered))
+        _print(answers.text(rendered) if as_json else view.text(rendered))
         return 0
 
     _finish(action)
@@ -106,7 +106,7 @@ def _pending(invocation: Invocation) -> Pending:
 
 
 @policy_app.command("hash")
-def hash_() -> None:
+def hash_(as_json: Json = False) -> None:
     """Print the hash of what the policy allows: resolved paths and the profile's names, not comments.
 
     corral policy diff prints it too, below what it is the hash of.
@@ -119,7 +119,8 @@ def hash_() -> None:
     def action() -> None:
         from policy.revision import revision
 
-        _print(revision(_invocation().loaded).sha256)
+        sha256 = revision(_invocation().loaded).sha256
+        _print(answers.text({"policy": sha256}) if as_json else sha256)
 
     _finish(action)
 
@@ -139,13 +140,7 @@ def diff(as_json: Json = False) -> None:
     def action() -> int:
         found = _pending(_invocation())
         if as_json:
-            rows = [
-                {"sign": change.sign, "text": change.text, "widens": change.widens}
-                for change in found.changes
-            ]
-            approved = None if found.old is None else found.old.sha256
-            body = {"approved": approved, "policy": found.new.sha256, "widens": found.widens, "changes": rows}
-            _print(json.dumps(body, indent=2))
+            _print(answers.text(found.body()))
         elif not found.changes:
             _print("the policy is approved as it is")
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -73,8 +72,3 @@ def render(outcome: Outcome, *, quiet: bool = False) -> str:
     if not outcome.removed and not outcome.left and not quiet:
         lines.append("nothing is left over")
     return "\n".join(lines)
-
-
-def as_json(outcome: Outcome) -> str:
-    """Return the same for programs."""
-    return json.dumps(outcome.body(), indent=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ def status(*, as_json: bool) -> None:
     Raises:
         CorralError: the service does not answer, or is another version's.
     """
+    from corral import answers
     from corral.console import wants_colour
     from corral.output import print_text
     from corral.reading import reading
@@ -30,7 +30,7 @@ def status(*, as_json: bool) -> None:
         told = client.status()
     found = added(told, user, data_home(user.home, dict(user.environ)))
     colour = wants_colour(sys.stdout, os.environ)
-    print_text(json.dumps(found, indent=2) if as_json else render(found, colour=colour))
+    print_text(answers.text(found) if as_json else render(found, colour=colour))
 
 
 def run(given: Sequence[str]) -> int:

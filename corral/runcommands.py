@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corral import answers
 from corral.commands import Accept, _finish, _invocation, _print
 from corral.namecommands import app
 from corral.oserrors import naming
@@ -122,7 +122,7 @@ def run(
             if not detach:
                 return on.run(invocation, command or (), options)
             found = on.detach(invocation, command or (), options)
-        _print(json.dumps(sessions.as_json([found])[0], indent=2) if as_json else found.session)
+        _print(answers.text(sessions.as_json([found])[0]) if as_json else found.session)
         return 0
 
     _finish(action)

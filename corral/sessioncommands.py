@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated
 
 import typer
 
+from corral import answers
 from corral.commands import Accept, Json, _console, _finish, _invocation, _print
 from corral.console import wants_colour
 from corral.oserrors import naming
@@ -57,7 +57,7 @@ def up(
             found = on.up(invocation, foreground=foreground, environ=os.environ)
         if isinstance(found, int):
             return found
-        _print(on.as_json(found) if as_json else on.report(found))
+        _print(answers.text(on.body(found)) if as_json else on.report(found))
         return 0
 
     _finish(action)
@@ -167,8 +167,8 @@ def ps(
         if here:
             own = {sandbox.id for sandbox in of_directory(invocation)}
             found = [one for one in found if one.sandbox in own]
-        rows = json.dumps({"sessions": sessions.as_json(found)}, indent=2)
-        _print(rows if as_json else sessions.render(found, time.time()))
+        body = {"sessions": sessions.as_json(found)}
+        _print(answers.text(body) if as_json else sessions.render(found, time.time()))
 
     _finish(action)
 
@@ -190,7 +190,7 @@ def enable(as_json: Json = False, accept: Accept = None) -> None:
 
         invocation = _invocation(accepted=accept)
         found = on.enable(invocation, _console().warn)
-        _print(on.as_json(found) if as_json else on.told(found))
+        _print(answers.text(on.body(found)) if as_json else on.told(found))
 
     _finish(action)
 
@@ -209,6 +209,6 @@ def disable(as_json: Json = False) -> None:
         from corral import enable as on
 
         found = on.disable(_invocation())
-        _print(json.dumps({"disabled": found}, indent=2) if as_json else on.told_disabled(found))
+        _print(answers.text({"disabled": found}) if as_json else on.told_disabled(found))
 
     _finish(action)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from corral import answers
 from corral.commands import Json, _ask, _console, _finish, _invocation, _nobody, _print, _say
 from corral.namecommands import app
 from corral.oserrors import naming
@@ -86,7 +87,7 @@ def prune(
                 ask=None if yes else asked,
                 ended=ended,
             )
-        text = pruned.as_json(found) if as_json else pruned.render(found, quiet=unattended)
+        text = answers.text(found.body()) if as_json else pruned.render(found, quiet=unattended)
         if text:
             _print(text)
         return int(bool(found.left))
@@ -124,8 +125,6 @@ def inspect(
     """
 
     def action() -> None:
-        import json
-
         from corral import inspection as on
         from corral import joining, targets
 
@@ -133,7 +132,7 @@ def inspect(
         invocation = _invocation()
         found = joining.choose(invocation, session, sandbox, "inspect", running=False)
         body = on.inspect(invocation, found, count)
-        _print(json.dumps(body, indent=2) if as_json else on.render(body))
+        _print(answers.text(body) if as_json else on.render(body))
 
     _finish(action)
 
@@ -157,7 +156,7 @@ def df(as_json: Json = False) -> None:
         user = current_user(os.environ)
         data = data_home(user.home, dict(user.environ))
         found = on.report(user, data, lambda: connect(user.environ))
-        _print(on.as_json(found) if as_json else on.render(found))
+        _print(answers.text(on.body(found)) if as_json else on.render(found))
 
     _finish(action)
 

@@ -8,7 +8,6 @@ asked.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corral import __version__, inventory, leaving, process, relay, rootless, trees
+from corral import __version__, answers, inventory, leaving, process, relay, rootless, trees
 from corral.install import SWEEP_UNIT, USER_UNIT
 from corral.installer import common
 from corral.installer.bundle import program
@@ -54,7 +53,12 @@ def in_namespace(text: str, environ: Mapping[str, str], again: str) -> dict[str,
 
 
 class Uninstall:
-    """One run of the command. ``connect`` returns the engine's client, or raises EngineError."""
+    """One run of the command.
+
+    Args:
+        connect: returns the engine's client, or raises EngineError.
+        echo: takes what is told while it is done; ``tell`` from then on.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Uninstall:
         self._enter = enter
         self._user = user
         self._connect = connect
-        self._echo = echo
+        self.tell = echo
         self._places = common.Places() if places is None else places
         self._elevate = elevate
         self._environ = relay.environment(user.environ, user.uid)
@@ -205,7 +209,7 @@ class Uninstall:
             users = answer.get("others") or {}
             if plan.rules and users:
                 names = ", ".join(f"{name} (uid {uid})" for uid, name in users.items())
-                self._echo(f"the system part stays: {names} uses corral too")
+                self.tell(f"the system part stays: {names} uses corral too")
         for path in plan.purged:
             purge(path)
         return removed
@@ -220,10 +224,10 @@ class Uninstall:
                     inventory.end(api, container)
                 for network in plan.networks:
                     for name in inventory.remove_network(api, network):
-                        self._echo(f"disconnected from {network.name}: {name}")
+                        self.tell(f"disconnected from {network.name}: {name}")
                 for image in plan.images:
                     if not inventory.remove_image(api, image):
-                        self._echo(f"kept, because something uses it: {', '.join(image.names)}")
+                        self.tell(f"kept, because something uses it: {', '.join(image.names)}")
         self._stop_relays(plan)
 
     def _stop_relays(self, plan: Leaving) -> None:
@@ -300,19 +304,19 @@ def uninstall(
     if plan.nothing:
         told = leaving.body(plan, done=True)
         lines = [NOTHING, *(f"  kept: {kept.what}: {kept.why}" for kept in plan.kept)]
-        echo(json.dumps(told, indent=2) if as_json else "\n".join(lines))
+        echo(answers.text(told) if as_json else "\n".join(lines))
         return
     if dry_run:
-        echo(json.dumps(leaving.body(plan, done=False), indent=2) if as_json else leaving.text(plan))
+        echo(answers.text(leaving.body(plan, done=False)) if as_json else leaving.text(plan))
         return
     if not as_json:
         echo(leaving.text(plan))
     command.check(plan, force=force)
     if not assume_yes:
-        _confirm(echo)
+        _confirm(command.tell if as_json else echo)
     removed = command.carry_out(plan)
     if as_json:
-        echo(json.dumps(leaving.body(plan, done=True, removed=removed), indent=2))
+        echo(answers.text(leaving.body(plan, done=True, removed=removed)))
     else:
         echo("done; the program itself goes with: pipx uninstall corral")
 

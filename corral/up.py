@@ -7,7 +7,6 @@ are handed over here, so it is always this program that starts a container: by h
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,13 +207,12 @@ def report(found: Up) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: Up) -> str:
+def body(found: Up) -> dict[str, Any]:
     """Return the same for programs."""
     (row,) = sessions.as_json([found.session])
-    body: dict[str, Any] = {
+    return {
         **row,
         "fresh": found.fresh,
         "names": dict(found.names),
         "host_services": list(found.services),
     }
-    return json.dumps(body, indent=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -270,9 +269,7 @@ def render(found: Report) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: Report) -> str:
+def body(found: Report) -> dict[str, Any]:
     """Return the same for programs, in bytes."""
-    body = asdict(found)
-    for row, one in zip(body["sandboxes"], found.sandboxes, strict=True):
-        row["files"] = one.files
-    return json.dumps(body, indent=2)
+    rows = [{**asdict(one), "files": one.files} for one in found.sandboxes]
+    return {**asdict(found), "sandboxes": rows}

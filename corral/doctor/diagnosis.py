@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import queue
 import threading
 import time
@@ -172,7 +171,7 @@ def exit_code(results: Iterable[Result]) -> int:
     return int(any(result.broken for result in results))
 
 
-def as_json(results: Sequence[Result]) -> str:
+def body(results: Sequence[Result]) -> dict[str, Any]:
     """Return everything, for programs."""
     rows = [
         {
@@ -188,7 +187,7 @@ def as_json(results: Sequence[Result]) -> str:
         }
         for result in results
     ]
-    return json.dumps({"version": __version__, **_count(results), "checks": rows}, indent=2)
+    return {"version": __version__, **_count(results), "checks": rows}
 
 
 def _count(results: Sequence[Result]) -> dict[str, int]:

@@ -151,7 +151,7 @@ def test_one_line_a_check_and_the_sum() -> None:
         "FAIL dns-closed@0a1b2c3d: 203.0.113.53 answers A queries",
         "1 passed, 1 skipped, 1 failed",
     ]
-    body = json.loads(checks.report_json("demo-0123abcd", found))
+    body = checks.body("demo-0123abcd", found)
     assert (body["passed"], body["skipped"], body["failed"]) == (1, 1, 1)
     assert body["checks"][2] == {
         "check": "dns-closed",

@@ -271,7 +271,49 @@ def test_the_version_needs_no_enforcer(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["version"]) == 0
     assert capsys.readouterr().out == f"corral {__version__}\ncorral {__version__}\nenforcer not running\n"
     assert main(["version", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"version": __version__, "enforcer": None}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "version": __version__, "enforcer": None}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["allow", "a.example.com"], ["denied"], ["denied", "--follow"], ["deny", "a.example.com"], ["disable"], ["enable"], ["inspect"],
+        ["logs"], ["metrics"], ["policy", "check", "a.example.com"], ["policy", "diff"], ["policy", "hash"], ["ps"], ["refresh"],
+        ["render"], ["render", "--check"], ["run", "--detach"], ["run"], ["status"], ["up"], ["verify"], ["verify", "--explain", "x"],
+        ["ps", "--bogus"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_that_fails_has_no_answer_for_programs(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a policy, Docker and the host service."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    assert main([*words, "--json"]) in {1, 2}
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("corral: ")
+
+
+def test_the_hash_of_a_policy_is_told_to_programs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(project)
+    assert main(["policy", "hash"]) == 0
+    sha256 = capsys.readouterr().out.strip()
+    assert main(["policy", "hash", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "policy": sha256}
+
+
+def test_counters_are_told_to_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '# HELP corral_x X.\n# TYPE corral_x counter\ncorral_x{a="b"} 2\n'
+    monkeypatch.setattr("enforcer.client.Client.metrics", lambda _: text)
+    assert main(["metrics"]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["metrics", "--json"]) == 0
+    samples = [{"name": "corral_x", "labels": {"a": "b"}, "value": 2}]
+    family = {"name": "corral_x", "type": "counter", "help": "X.", "samples": samples}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "metrics": [family]}
 
 
 def test_install_gets_what_the_user_said(monkeypatch: pytest.MonkeyPatch) -> None:

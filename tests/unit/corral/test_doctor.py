@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from corral.doctor import page
 from corral.doctor.diagnosis import (
     Result,
     State,
-    as_json,
+    body,
     diagnose,
     exit_code,
     render,
@@ -393,13 +392,13 @@ def test_what_is_broken_comes_before_advice_with_cause_and_fix() -> None:
 
 
 def test_json_has_every_check_with_state_cause_and_fix() -> None:
-    body = json.loads(as_json(looked(Sysctls(ip_forward=0), failing={Linger: CannotTell("no")})))
-    assert (body["broken"], body["advice"], body["unknown"]) == (1, 0, 1)
-    assert len(body["checks"]) == body["ok"] + 2
-    row = next(row for row in body["checks"] if row["id"] == "COR-060")
+    told = body(looked(Sysctls(ip_forward=0), failing={Linger: CannotTell("no")}))
+    assert (told["broken"], told["advice"], told["unknown"]) == (1, 0, 1)
+    assert len(told["checks"]) == told["ok"] + 2
+    row = next(row for row in told["checks"] if row["id"] == "COR-060")
     assert (row["state"], row["found"], row["severity"]) == ("found", "net.ipv4.ip_forward is 0", "broken")
     assert all(row[field] for field in ("title", "probe", "cause", "fix"))
-    assert next(row for row in body["checks"] if row["id"] == "COR-054")["unknown"] == "no"
+    assert next(row for row in told["checks"] if row["id"] == "COR-054")["unknown"] == "no"
 
 
 def test_the_page_is_the_table() -> None:

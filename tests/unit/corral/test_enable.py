@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -47,7 +46,7 @@ def test_who_lingers_on_a_new_systemd_is_warned_of_nothing(machine: Machine, dae
     found = enable.enable(daemon, machine.warned.append)
     assert machine.warned == []
     assert "after a pause (1 s to 300 s)" in enable.told(found)
-    shown = json.loads(enable.as_json(found))
+    shown = enable.body(found)
     assert (shown["lingers"], shown["restart_seconds"]) == (True, [1, 300])
     assert machine.told[-1] == f"start {found.unit}"
 
@@ -60,7 +59,7 @@ def test_without_lingering_it_is_enabled_with_a_warning_that_says_how(
     (warning,) = machine.warned
     assert "without a login your units do not run, not even after a reboot" in warning
     assert warning.endswith(units.linger_fix(daemon.user.uid)) and "loginctl enable-linger" in warning
-    assert json.loads(enable.as_json(found))["lingers"] is False
+    assert enable.body(found)["lingers"] is False
     # It runs while its user is there, which is what there is.
     assert f"enable {found.unit}" in machine.told and machine.told[-1] == f"start {found.unit}"
 
@@ -72,7 +71,7 @@ def test_a_systemd_whose_pauses_cannot_grow_is_told(machine: Machine, daemon: In
         "systemd 253 cannot let the pauses between restarts grow (254 can): they are 15 s each"
     ]
     assert "after a pause (15 s)" in enable.told(found)
-    assert json.loads(enable.as_json(found))["restart_seconds"] == [15, 15]
+    assert enable.body(found)["restart_seconds"] == [15, 15]
     file = units.Manager(daemon.user).file(found.sandbox)
     assert "RestartSec=15\n" in file.read_text() and "RestartSteps" not in file.read_text()
 

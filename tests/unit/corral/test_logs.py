@@ -73,8 +73,8 @@ def test_json_has_the_time_of_each_line() -> None:
     pieces = [b"2026-01-31T09:00:00.123456789Z a \x1b[1mb\r\n2026-01-31T09:00:01.0Z \r\n"]
     logs.print_logs(pieces, A, written.append, as_json=True, colour=False)
     assert [json.loads(line) for line in written] == [
-        {"session": "aaaaaaaa", "time": "2026-01-31T09:00:00.123456789Z", "text": "a b"},
-        {"session": "aaaaaaaa", "time": "2026-01-31T09:00:01.0Z", "text": ""},
+        {"schema": 1, "session": "aaaaaaaa", "time": "2026-01-31T09:00:00.123456789Z", "text": "a b"},
+        {"schema": 1, "session": "aaaaaaaa", "time": "2026-01-31T09:00:01.0Z", "text": ""},
     ]
 
 

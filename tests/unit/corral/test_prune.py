@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from corral import prune as on
 from corral.context import Invocation
 from corral.lifecycle import Prepared, created
 from corral.prune import Prune, age, prune
-from corral.pruned import Outcome, as_json, render
+from corral.pruned import Outcome, render
 from corral.session import Request
 from corral.subnets import Plan
 from corral.sweeping import Container, Directory, Found, Image, Network, decide, unattended
@@ -613,7 +612,7 @@ def test_a_dry_run_says_what_a_run_removes_and_removes_nothing(
     assert not {"remove", "remove_network", "kill"} & set(docker_engine.calls)
     assert render(would).startswith("would remove container corral-")
     done = run(docker_engine, invocation)
-    assert json.loads(as_json(would))["removed"] == json.loads(as_json(done))["removed"]
+    assert would.body()["removed"] == done.body()["removed"]
     assert render(run(docker_engine, invocation)) == "nothing is left over"
 
 

@@ -105,7 +105,7 @@ def test_both_ways_say_the_same(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("corral.cli._end_on_signals", lambda: None)
     assert main([*before, "status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == enforcer.status_answer
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, **enforcer.status_answer}
     assert main([*before, "status"]) == 0
     assert capsys.readouterr().out == "no sandboxes\n"
     enforcer.running = False

@@ -272,6 +272,20 @@ def test_at_a_terminal_it_asks_and_the_default_is_no(
     assert host.unit.exists() != goes
 
 
+def test_a_question_is_no_part_of_the_answer_for_programs(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.arrived()
+    terminal = type("Terminal", (), {"isatty": lambda _: True, "readline": lambda _: "y\n"})()
+    monkeypatch.setattr(uninstall.sys, "stdin", terminal)
+    said: list[str] = []
+    command = Uninstall(host.user, host._connect, echo=host.said.append, places=host.places, elevate=host._elevate)  # fmt: skip
+    uninstall.uninstall(command, echo=said.append, as_json=True)
+    (answer,) = map(json.loads, said)
+    assert (answer["schema"], answer["done"]) == (1, True)
+    assert "go on? [y/N]" in host.said
+
+
 def test_root_is_sent_to_the_user(host: Host) -> None:
     host.arrived()
     host.user = replace(host.user, uid=0)

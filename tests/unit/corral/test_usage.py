@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,7 @@ def test_the_report_adds_up_and_works_without_docker(invocation: Invocation) -> 
         (row,) = found.sandboxes
         assert row.workspace >= 3 * BLOCK
         assert found.total["files"] == row.files
-        body = json.loads(usage.as_json(found))
+        body = usage.body(found)
         assert body["sandboxes"][0]["project"] == str(invocation.loaded.project)
         text = usage.render(found)
         assert row.sandbox in text and "free at" in text
