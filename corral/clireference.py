@@ -34,9 +34,33 @@ FILES = (
     ("~/.local/share/corral", "approved policies and state of sandboxes; cannot be mounted"),
 )
 ENVIRONMENT = (
+    ("CORRAL_DEBUG", "set to anything: the same as --verbose"),
+    ("CORRAL_DETACH_KEYS", "keys that leave a session running, where --detach-keys does not say it"),
+    ("CORRAL_SANDBOX_IMAGE", "image: of the policy, for this command; it has to be approved like the file's"),
+    ("CORRAL_SESSION_ID", "is set inside a session: its name, or its id when it has none"),
     ("DOCKER_HOST, DOCKER_CONTEXT", "the engine; one that is not on this machine is refused"),
-    ("NO_COLOR", "no colours"),
-    ("CORRAL_DEBUG", "the same as --verbose"),
+    ("DOCKER_CONFIG", "where Docker's contexts and proxies are configured; default ~/.docker"),
+    ("DOCKER_BUILDKIT", "0: images are built by the engine's older builder"),
+    ("NO_COLOR", "set to anything: no colours"),
+    ("TERM, COLORTERM", "which colours are written, and what a session's terminal is"),
+    ("LANG, LC_ALL, TZ", "language, and time zone, of what runs in a session"),
+    ("HOME, PATH", "your home directory, and where programs are found"),
+    ("XDG_CONFIG_HOME", "instead of ~/.config"),
+    ("XDG_DATA_HOME", "instead of ~/.local/share: approved policies and state of sandboxes"),
+    ("XDG_RUNTIME_DIR", "instead of /run/user/UID: the socket of the host service, and of rootless Docker"),
+    ("GIT_CONFIG_GLOBAL, GIT_CONFIG_SYSTEM", "Git's configuration that a session must not change unseen"),
+    (
+        "http_proxy, https_proxy, no_proxy",
+        "proxies of a build, also in capitals; build.proxy of the policy goes first",
+    ),
+    (
+        "PIP_CONFIG_FILE, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, npm_config_*",
+        "registries and mirrors of this machine, for builds and egress.from_host",
+    ),
+    (
+        "NODE_EXTRA_CA_CERTS, SSL_CERT_FILE, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, PIP_CERT, GIT_SSL_CAINFO",
+        "certificates of authorities that this machine trusts; images get them too",
+    ),
 )
 
 
@@ -110,6 +134,8 @@ def markdown(found: Sequence[Command]) -> str:
             lines.append("")
     lines += ["## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]
+    lines += ["", "## Environment", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in ENVIRONMENT]
     return "\n".join(lines) + "\n"
 
 

@@ -27,6 +27,16 @@ _MODELS: dict[Location, type[BaseModel]] = {
 _CONFIDENTIAL = ("secrets", "profile_options")
 _PLAIN = {
     "string_type": "must be text",
+    "string_unicode": "must be text",
+    "string_pattern_mismatch": "is not written as it has to be",
+    "string_too_short": "must not be empty",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+    "greater_than": "must be more than {gt}",
+    "less_than": "must be less than {lt}",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a number",
@@ -44,6 +54,8 @@ _PLAIN = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
 }
+# A kind that has no sentence yet is never told in the words of a library.
+_OTHERWISE = "is not what belongs here"
 _FIXES = {"string_type": "quote it", "tuple_type": "write each entry on a line of its own, after '- '"}
 
 
@@ -67,7 +79,7 @@ def explain(
     if kind == "corral":
         what, fix = str(context["what"]), str(context["fix"]) or None
     else:
-        what = _PLAIN.get(kind, str(error["msg"])).format_map(context)
+        what = _PLAIN.get(kind, _OTHERWISE).format_map(context)
         fix = _FIXES.get(kind) if mark.text else None
     if kind in {"missing", "too_long", "string_too_long"}:
         shown = None
