@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from corral import clireference, commands, invoking, parser, quick
+from corral import clireference, commands, invoking, parser, quick, sessions
 from corral.cli import main
 from corral.sessioncommands import app
-from policy.errors import EnforcerError
+from policy.errors import CorralError, EnforcerError
 from tests.unit.corral.bare import python
 
 
@@ -278,3 +278,32 @@ def test_reading_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         "print(sorted({'typer', 'pydantic', 'docker', 'corral.parser'} & set(sys.modules)))"
     )
     assert python(tmp_path, script).stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("attach", "the one that runs here."),
+        ("logs", "the one that runs here, else the last that ended."),
+        ("inspect", "the one that runs here, else the last that ended."),
+    ],
+)
+def test_the_help_says_which_session_is_meant_where_none_is_named(command: str, default: str) -> None:
+    rows = {found.path: dict(found.rows) for found in clireference.commands(typer.main.get_command(app))}
+    assert rows[f"corral {command}"]["SESSION"] == f"Its id or name; default: {default}"
+    # What the help says is what is done: the last that ended for reading alone, and never one of several.
+    ended, later = (stored(name, "exited") for name in ("aaaaaaaa", "bbbbbbbb"))
+    one, other = (stored(name, "running") for name in ("cccccccc", "dddddddd"))
+    reads = "else the last" in default
+    assert sessions.pick([ended, one, later], None, what=command, running=not reads) is one
+    with pytest.raises(CorralError, match="cccccccc, dddddddd"):
+        sessions.pick([one, other], None, what=command, running=not reads)
+    if reads:
+        assert sessions.pick([ended, later], None, what=command, running=False) is later
+    else:
+        with pytest.raises(CorralError, match="no session"):
+            sessions.pick([ended, later], None, what=command, running=True)
+
+
+def stored(name: str, state: str) -> sessions.Session:
+    return sessions.Session(name, name, "demo-0123abcd", name, "main", "run", "/p", state, state, 0.0, "")
