@@ -14,6 +14,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,7 +116,8 @@ class Denials:
         async with self._asking:
             self.notice()
             sessions, _, _ = self._world()
-            sources = {session.address for session in sessions}
+            # What is refused to a session with problems is worth telling too; one may have no fixed address.
+            sources = {session.address for session in sessions if _is_address(session.address)}
             try:
                 while await self._ask(sources, tallies):
                     tallies = False
@@ -264,6 +266,13 @@ class Denials:
             partial.replace(self._store)
         except OSError as error:
             log.warning("names of addresses cannot be saved: %s", error)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return str(IPv4Address(text)) == text
+    except ValueError:
+        return False
 
 
 def is_name_check(name: str, reason: str) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 from enforcer.netfilter import opening
 from enforcer.netfilter.model import Element, SandboxRequest, refuse_destination
 
+PREFIXES = range(16, 30)  # lengths of a sandbox's subnet
+
 
 @dataclass(frozen=True)
 class Link:
@@ -34,9 +36,14 @@ class Claim:
     subnet: IPv4Network
     gateway: IPv4Address
 
+    @property
+    def bare(self) -> bool:
+        """Whether its subnet is none for a sandbox: its gateway is closed to others, and nothing granted."""
+        return self.subnet.prefixlen not in PREFIXES
+
     def covers(self, source: str) -> bool:
-        """Tell whether an address lies in the claimed subnet."""
-        return IPv4Address(source) in self.subnet
+        """Tell whether an address is one of its sandbox's."""
+        return not self.bare and IPv4Address(source) in self.subnet
 
 
 Claims = Mapping[str, Claim]
@@ -62,6 +69,9 @@ def admit(
 ) -> tuple[dict[str, Claim], list[str]]:
     """Add the bridges that ``uid`` asks for to the living claims.
 
+    A bridge with a subnet that is none for a sandbox is claimed, bare, and refused: what is wrong with one
+    network takes nothing from the others.
+
     Returns:
         The new claims, and one sentence for each bridge that was refused.
     """
@@ -70,14 +80,8 @@ def admit(
     refused = []
     for box in wanted:
         link, held = present.get(box.bridge), result.get(box.bridge)
-        overlap = next(
-            (
-                claim
-                for claim in result.values()
-                if claim.bridge != box.bridge and claim.subnet.overlaps(box.subnet)
-            ),
-            None,
-        )
+        claim = Claim(uid, box.bridge, link.index if link is not None else 0, box.subnet, box.gateway)
+        overlap = next((other for other in result.values() if _overlap(claim, other)), None)
         if link is None:
             refused.append(f"{box.bridge}: no such interface")
         elif not _has(link, box.subnet, box.gateway):
@@ -87,14 +91,22 @@ def admit(
         elif overlap is not None:
             refused.append(f"{box.bridge}: {box.subnet} overlaps {overlap.bridge} of uid {overlap.uid}")
         else:
-            result[box.bridge] = Claim(uid, box.bridge, link.index, box.subnet, box.gateway)
+            result[box.bridge] = claim
+            if claim.bare:
+                sizes = f"/{PREFIXES[0]} to /{PREFIXES[-1]}"
+                what = f"{box.subnet} is no subnet for a sandbox ({sizes})"
+                refused.append(f"{box.bridge}: {what}: nothing is granted there")
     return result, refused
 
 
+def _overlap(one: Claim, other: Claim) -> bool:
+    # A bare claim has no sources that anybody could mistake for another's.
+    return one.bridge != other.bridge and not (one.bare or other.bare) and one.subnet.overlaps(other.subnet)
+
+
 def owner_of(claims: Claims, source: str) -> Claim | None:
-    """Return the claim whose subnet holds ``source``."""
-    address = IPv4Address(source)
-    return next((claim for claim in claims.values() if address in claim.subnet), None)
+    """Return the claim whose sandbox has ``source``."""
+    return next((claim for claim in claims.values() if claim.covers(source)), None)
 
 
 def vet(
@@ -115,7 +127,7 @@ def vet(
         problem = source_problem(claims, uid, element.src) or refuse_destination(element, permitted)
         if problem is None and element.dst in own_addresses:
             problem = f"destination {element.dst} is an address of this host"
-        if problem is None and owner_of(claims, element.dst) is not None:
+        if problem is None and any(IPv4Address(element.dst) in claim.subnet for claim in claims.values()):
             problem = f"destination {element.dst} is inside a sandbox"
         if problem is None:
             good_pins[element] = comment

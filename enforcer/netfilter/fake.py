@@ -47,6 +47,7 @@ class FakeKernel:
         self.open_sources: dict[str, tuple[float, int, str]] = {}
         self.sets: dict[str, dict[Element, tuple[float, int, str]]] = {}
         self.sources: dict[str, int] | None = None
+        self.dormant: frozenset[str] = frozenset()
         self.bridge_filter: tuple[int | None, int | None] = (1, 1)
         self.bridge_filter_stuck = False
         self.interfaces: list[Link] = []
@@ -103,6 +104,7 @@ class FakeKernel:
             closed=self.closed,
             attached=self._networks(),
             bridge_filter=self.bridge_filter,
+            dormant=self.dormant,
         )
 
     def audit(self, skeleton: Skeleton, wanted: Wanted | None) -> Plan:
@@ -150,12 +152,12 @@ class FakeKernel:
         if not script.startswith("flush set"):
             chains: dict[str, tuple[str, ...]] = {}
             for name, body in re.findall(r"^  chain (\w+) \{\n(.*?)^  \}", script, re.MULTILINE | re.DOTALL):
-                hooked = re.findall(r"hook (\w+) priority ([^;]+);", body)
+                hooked = re.findall(r"type (\w+) hook (\w+) priority ([^;]+); policy (\w+);", body)
                 where = " ".join(hooked[0]) if hooked else ""
                 chains[name] = (where, *re.findall(r'comment "([^"]+)"', body))
             # The table's elements come along into a new one.
             self.open_sources = {} if self.backstop is None else self.open_sources
-            self.backstop = chains
+            self.backstop, self.dormant = chains, frozenset()
         elif self.backstop is None:
             raise KernelError("No such file or directory", script)
         self.gateways = frozenset(
@@ -299,6 +301,8 @@ class FakeKernel:
     def opened(self) -> dict[str, Open]:
         """See Kernel."""
         self._call()
+        if self.backstop is None:
+            return {}
         now = self.clock()
         return {
             src: Open(src, int(until - now), packets, text)
@@ -317,7 +321,9 @@ class FakeKernel:
         """See Kernel."""
         for source in sources:
             self._call()
-            self._living_sources().pop(source, None)
+            # With a table that somebody deleted, what it allowed is gone too.
+            self.open_sources = {} if self.backstop is None else self._living_sources()
+            self.open_sources.pop(source, None)
             self.flows = {flow for flow in self.flows if flow.src != source}
 
     def forget_flows(self, elements: Iterable[Element]) -> None:

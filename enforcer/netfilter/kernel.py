@@ -8,6 +8,7 @@ import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
@@ -18,11 +19,11 @@ from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, PROBE, TableHold
 from enforcer.netfilter.interface import Kernel, KernelError
 from enforcer.netfilter.ipsets import SetError, Sets
 from enforcer.netfilter.look import NATIVE_TABLE, Detector, Seen, frozen
-from enforcer.netfilter.model import COMMENT, HALF, NO_LIVES, Element, Entry, Lives, Open
+from enforcer.netfilter.model import HALF, NO_LIVES, Element, Entry, Lives, Open
 from enforcer.netfilter.nftsets import TableSets
 from enforcer.netfilter.opening import OPEN
 from enforcer.netfilter.opensets import OpenSets
-from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal
+from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, Step, Wanted, plan, removal, together
 from enforcer.netfilter.ports import DOWN, ISOLATE, Fix, Port
 from enforcer.netfilter.process import Run, ToolError
 from enforcer.netfilter.recall import Recall
@@ -170,7 +171,8 @@ class RealKernel:
         return frozen(self._tables[LEGACY].read()) if self._fixed.driver == LEGACY else None
 
     def _read(self) -> Observed:
-        listed = self._listed()
+        flags = self._flags()
+        listed = frozenset(flags)
         try:
             if self._detector is not None:
                 seen = self._detector.look(listed, self._native_chains)
@@ -185,7 +187,7 @@ class RealKernel:
             raise KernelError(str(error), error.sent) from error
         except (SetError, OSError) as error:
             raise KernelError(str(error)) from error
-        table, hold = self._backstop(("inet", TABLE) in listed, driver)
+        table, hold = self._backstop(flags.get(("inet", TABLE)), driver)
         if self._active is None and {owntable.SETS[PINS], owntable.SETS[HOST]} <= table.sets:
             # An earlier writer decided in the table: what is allowed is in there, whatever is needed now.
             self._active = OWN
@@ -199,6 +201,7 @@ class RealKernel:
             closed=table.closed,
             attached=self.networks(),
             bridge_filter=self._filters(),
+            dormant=frozenset(f"{family} {name}" for (family, name), f in flags.items() if "dormant" in f),
             hold=hold,
             choice=seen.choice,
             active=self._active,
@@ -215,13 +218,24 @@ class RealKernel:
             return {}
         return {name: kind for name, kind in kinds.items() if kind is not None}
 
-    def _listed(self) -> frozenset[tuple[str, str]]:
+    def _flags(self) -> dict[tuple[str, str], frozenset[str]]:
         # Listing all tables first tells a missing table from a failing tool without reading messages.
-        rows = json.loads(self._exec("nft", "-j", "list", "tables"))["nftables"]
-        return frozenset((row["table"]["family"], row["table"]["name"]) for row in rows if "table" in row)
+        try:
+            return self._nftsets.tables()
+        except SetError as error:
+            raise KernelError(str(error)) from error
+
+    def _rows(self, *words: str) -> list[dict[str, Any]]:
+        """Return what ``nft -j`` lists."""
+        text = self._exec("nft", "-j", *words)
+        try:
+            rows: list[dict[str, Any]] = json.loads(text)["nftables"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise KernelError(f"nft -j {' '.join(words)}: its answer is not understood: {error!r}") from error
+        return rows
 
     def _native_chains(self) -> list[str]:
-        rows = json.loads(self._exec("nft", "-j", "-t", "list", "table", *NATIVE_TABLE))["nftables"]
+        rows = self._rows("-t", "list", "table", *NATIVE_TABLE)
         return [str(row["chain"]["name"]) for row in rows if "chain" in row]
 
     def _filters(self) -> tuple[int | None, int | None]:
@@ -233,13 +247,14 @@ class RealKernel:
         except (OSError, ValueError):
             return None
 
-    def _backstop(self, there: bool, driver: str) -> tuple[Shape, str]:
-        if not there:
+    def _backstop(self, flags: frozenset[str] | None, driver: str) -> tuple[Shape, str]:
+        if flags is None:
             return Shape(), self._how_held(())
+        if "dormant" in flags:
+            return self._asleep(), self._how_held(flags)
         # The sets of a table that decides can be large: they are read when somebody asks for them.
         terse = ("-t",) if driver == OWN else ()
-        rows = json.loads(self._exec("nft", "-j", *terse, "list", "table", "inet", TABLE))["nftables"]
-        found = shape(rows)
+        found = shape(self._rows(*terse, "list", "table", "inet", TABLE))
         if terse and {"gateways", "owners"} <= found.sets:
             try:
                 gateways, owners = self._nftsets.claims()
@@ -247,11 +262,23 @@ class RealKernel:
                 raise KernelError(str(error)) from error
             found = replace(found, gateways=gateways, owners=owners)
         if terse and opening.CLOSED in found.sets:
-            rows = json.loads(self._exec("nft", "-j", "list", "set", "inet", TABLE, opening.CLOSED))[
-                "nftables"
-            ]
+            rows = self._rows("list", "set", "inet", TABLE, opening.CLOSED)
             found = replace(found, closed=shape(rows).closed)
-        return found, self._how_held(found.flags)
+        return found, self._how_held(flags)
+
+    def _asleep(self) -> Shape:
+        """Return our dormant table, which ``nft -j`` may fail at: without chains, since none is called."""
+        there = set()
+        claims: tuple[frozenset[str], frozenset[tuple[str, int]]] = (frozenset(), frozenset())
+        try:
+            for name in (*owntable.SETS.values(), "gateways", "owners"):
+                if self._nftsets.has(name):
+                    there.add(name)
+            if {"gateways", "owners"} <= there:
+                claims = self._nftsets.claims()
+        except SetError as error:
+            raise KernelError(str(error)) from error
+        return Shape({}, *claims, frozenset(there))
 
     def _how_held(self, flags: Iterable[str]) -> str:
         if "persist" in flags:
@@ -286,7 +313,7 @@ class RealKernel:
     def carry_out(self, todo: Plan) -> None:
         """See Kernel."""
         self.distrust()
-        for several in _together(todo.steps):
+        for several in together(todo.steps):
             step = several[0]
             if step.kind == "nft":
                 self._nft(step.text)
@@ -359,7 +386,7 @@ class RealKernel:
         for name in (PINS, HOST):
             # Missing sets are why it is made.
             with contextlib.suppress(SetError):
-                lines = [_nft_element(entry) for entry in self._sets.entries(name).values()]
+                lines = [owntable.element(entry) for entry in self._sets.entries(name).values()]
                 text += owntable.elements_script(name, lines)
         return text
 
@@ -464,22 +491,3 @@ class RealKernel:
             flows.forget(elements)
         except (NetlinkError, OSError) as error:
             raise KernelError(f"deleting conntrack entries: {error}") from error
-
-
-def _together(steps: Iterable[Step]) -> list[list[Step]]:
-    """Group what one call can write: neighbouring scripts for the same tables."""
-    found: list[list[Step]] = []
-    for step in steps:
-        last = found[-1][0] if found else None
-        if last and step.kind == last.kind == "iptables" and step.variant == last.variant:
-            found[-1].append(step)
-        else:
-            found.append([step])
-    return found
-
-
-def _nft_element(entry: Entry) -> str:
-    e = entry.element
-    comment = f' comment "{entry.comment}"' if entry.comment and COMMENT.fullmatch(entry.comment) else ""
-    key = f"{e.src} . {e.proto} . {e.port} . {e.dst}"
-    return f"{key} counter packets {entry.packets} bytes 0 timeout {max(1, entry.timeout)}s{comment}"

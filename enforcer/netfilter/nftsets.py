@@ -23,6 +23,7 @@ from enforcer.netfilter.nfnetlink import (
     DONE,
     DUMP,
     ERROR,
+    INET,
     INTERRUPTED,
     NESTED,
     NETLINK_NETFILTER,
@@ -38,7 +39,9 @@ from enforcer.netfilter.refusals import Tally
 from enforcer.netfilter.skeleton import TABLE, TIMEOUT
 
 SUBSYSTEM, NEW, DELETE = 10, 12, 14
-GET, GET_GENERATION = 13, 16
+GET, GET_GENERATION, GET_TABLE = 13, 16, 1
+FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+FLAGS = {1: "dormant", 2: "owner", 4: "persist"}
 BATCH_BEGIN, BATCH_END = 16, 17
 CHUNK = 100  # elements in one message; its length is a number of 16 bits
 BATCH = 10  # messages in one transaction: all of it has to fit the socket's buffer
@@ -153,21 +156,56 @@ class TableSets:
             SetError: there is no such set, or it cannot be read.
         """
         body = attribute(1, TABLE.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        return [
+            row
+            for content in self._dump(name, GET, body, INET)
+            for _, element in each(attributes(content[4:]).get(3, b""))
+            if (row := decode(element)) is not None
+        ]
+
+    def has(self, name: str) -> bool:
+        """Tell whether the table has a set of that name; SetError when that cannot be told."""
+        try:
+            self.rows(name)
+        except SetError as error:
+            if error.missing:
+                return False
+            raise
+        return True
+
+    def tables(self) -> dict[tuple[str, str], frozenset[str]]:
+        """Return every table of this network namespace, by family and name, with its flags.
+
+        Of a table with a single flag, what ``nft -j`` prints is memory that was freed (nft before 1.0.8).
+
+        Raises:
+            SetError: they cannot be read.
+        """
+        found = {}
+        for content in self._dump("tables", GET_TABLE, b"", 0):
+            parts = attributes(content[4:])
+            (bits,) = struct.unpack("!I", parts.get(2, bytes(4)))
+            key = (FAMILIES.get(content[0], str(content[0])), parts[1].rstrip(b"\0").decode(errors="replace"))
+            found[key] = frozenset(name for bit, name in FLAGS.items() if bits & bit)
+        return found
+
+    def _dump(self, what: str, get: int, body: bytes, family: int) -> list[bytes]:
+        """Return the content of each message of a listing; SetError when there is none."""
         try:
             for _ in range(LOOKS):
-                found = self._look(body)
+                found = self._look(get, body, family)
                 if found is not None:
                     return found
         except OSError as error:
-            raise SetError(f"list {name}: {error}") from error
-        raise SetError(f"list {name}: the rules change all the time")
+            raise SetError(f"list {what}: {error}") from error
+        raise SetError(f"list {what}: the rules change all the time")
 
-    def _look(self, body: bytes) -> list[Row] | None:
-        """Return what a set holds, None when the rules changed meanwhile: elements may be missing then."""
+    def _look(self, get: int, body: bytes, family: int) -> list[bytes] | None:
+        """Return a listing, None when the rules changed meanwhile: parts may be missing then."""
         sequence = self._next()
-        found: list[Row] = []
+        found: list[bytes] = []
         whole = True
-        self._socket.send(message(SUBSYSTEM << 8 | GET, DUMP, sequence, body))
+        self._socket.send(message(SUBSYSTEM << 8 | get, DUMP, sequence, body, family))
         while True:
             for kind, flags, answered, content in messages(self._socket.recv(1 << 18)):
                 if answered != sequence:
@@ -180,10 +218,7 @@ class TableSets:
                     if code:
                         raise OSError(code, os.strerror(code))
                     return found if whole else None
-                for _, element in each(attributes(content[4:]).get(3, b"")):
-                    row = decode(element)
-                    if row is not None:
-                        found.append(row)
+                found.append(content)
 
     def _write(self, name: str, changes: list[tuple[int, list[Row]]]) -> None:
         """Delete and add in transactions; OSError when the kernel refuses one."""

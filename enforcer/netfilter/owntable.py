@@ -8,6 +8,7 @@ all the same, so nothing of Docker's has to be hooked or asked.
 from __future__ import annotations
 
 from enforcer.netfilter import opening
+from enforcer.netfilter.model import COMMENT, Entry
 from enforcer.netfilter.skeleton import (
     DENIED,
     HOST,
@@ -183,3 +184,11 @@ def elements_script(name: str, lines: list[str]) -> str:
     if not lines:
         return ""
     return f"add element inet {TABLE} {SETS[name]} {{ {', '.join(lines)} }}\n"
+
+
+def element(entry: Entry) -> str:
+    """Return an element of ``pins`` or ``host`` as nft reads it."""
+    e = entry.element
+    comment = f' comment "{entry.comment}"' if entry.comment and COMMENT.fullmatch(entry.comment) else ""
+    key = f"{e.src} . {e.proto} . {e.port} . {e.dst}"
+    return f"{key} counter packets {entry.packets} bytes 0 timeout {max(1, entry.timeout)}s{comment}"

@@ -7,7 +7,7 @@ are deleted are our own, word for word as the kernel printed them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from enforcer.netfilter import opening, owntable
@@ -37,6 +37,8 @@ SET_TYPES = {
 
 Lines = Mapping[str, list[str]]
 NFT_CHOICE = Choice(NFT, "")
+IPTABLES = frozenset({"ip filter", "ip nat", "ip6 filter"})
+OUR_TABLE = f"inet {TABLE}"
 
 
 Wanted = tuple[frozenset[str], frozenset[tuple[str, int]]]
@@ -52,6 +54,7 @@ class Observed:
     ``table_sets`` are the sets of our table. ``closed`` is what its set of that name holds, ``attached`` what
     it has to hold: the networks of this host's interfaces.
     ``bridge_filter`` is bridge-nf-call-iptables and -ip6tables, None where the file does not exist.
+    ``dormant`` are the tables, as "family name", that stand and whose chains the kernel calls for no packet.
     ``hold`` is how our nft table is protected from a flush by others; see ``hold.py``. ``choice`` is the
     driver this host needs, whose ``tables`` these are, and ``active`` the one whose sets are in use, None at
     the start; ``others`` are the tables of the other iptables, as far as they were looked at.
@@ -66,6 +69,7 @@ class Observed:
     closed: frozenset[str] = frozenset()
     attached: frozenset[str] = frozenset()
     bridge_filter: tuple[int | None, int | None] = (1, 1)
+    dormant: frozenset[str] = frozenset()
     hold: str = NO
     choice: Choice = NFT_CHOICE
     active: str | None = None
@@ -77,8 +81,8 @@ class Problem:
     """One difference between the skeleton and the kernel.
 
     ``part`` is jump, chains, input, nat, ipv6, backstop, claims, hold, sets, bridge-filter, port, driver,
-    remains or hook; the last one (Docker's FORWARD chain does not lead through DOCKER-USER first) is Docker's
-    to mend; the backstop holds.
+    remains or hook; the last one (Docker's FORWARD chain does not lead through DOCKER-USER first, or a table
+    of iptables is dormant) is Docker's or root's to mend; the backstop holds.
     """
 
     part: str
@@ -123,6 +127,18 @@ def parse_save(text: str) -> dict[str, list[str]]:
     return chains
 
 
+def together(steps: Iterable[Step]) -> list[list[Step]]:
+    """Group what one call can write: neighbouring scripts for the same tables."""
+    found: list[list[Step]] = []
+    for step in steps:
+        last = found[-1][0] if found else None
+        if last and step.kind == last.kind == "iptables" and step.variant == last.variant:
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return found
+
+
 def tag_of(line: str) -> str | None:
     """Return our hash out of a rule line, None for a foreign rule."""
     found = COMMENT.search(line)
@@ -147,7 +163,7 @@ def plan(skeleton: Skeleton, seen: Observed, wanted: Wanted | None) -> Plan:
 
     table = _table(skeleton, seen, gateways, owners, problems)
     # A table that decides still does until the new rules stand.
-    decides = seen.backstop is not None and "forward_decision" in seen.backstop
+    decides = "forward_decision" in (seen.backstop or {}) and OUR_TABLE not in seen.dormant
     later = moving and decides and not own
     if not later:
         steps += table
@@ -181,8 +197,9 @@ def _table(
     expected = {chain.name: chain.shape for chain in chains}
     missing = [name for name in owntable.SETS.values() if own and name not in seen.table_sets]
     steps = []
-    if seen.backstop is None or dict(seen.backstop) != expected or missing or seen.hold == PLAIN:
-        what = "is missing" if seen.backstop is None else "differs"
+    asleep = OUR_TABLE in seen.dormant
+    if asleep or seen.backstop is None or dict(seen.backstop) != expected or missing or seen.hold == PLAIN:
+        what = "differs: it is dormant" if asleep else "is missing" if seen.backstop is None else "differs"
         problems.append(Problem("backstop", f"table inet {TABLE} {what}"))
         holdable = seen.hold != NO
         if own:
@@ -225,6 +242,13 @@ def _iptables(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps
     forward = filter4.get("FORWARD", [])
     if not forward or f"-j {DOCKER_USER}" not in forward[0]:
         problems.append(Problem("hook", f"FORWARD does not lead through {DOCKER_USER} first", healable=False))
+    if variant == NFT:
+        # Foreign, and closed while it sleeps: the backstop drops what nobody marked.
+        for name in sorted(seen.dormant & IPTABLES):
+            fix = f"sudo nft add table {name}"
+            problems.append(
+                Problem("hook", f"table {name} is dormant: its rules do nothing ({fix})", healable=False)
+            )
 
 
 def _remains(skeleton: Skeleton, seen: Observed, problems: list[Problem], steps: list[Step]) -> None:

@@ -23,7 +23,7 @@ PRIORITIES = {
 class Shape:
     """``chains`` maps a chain to its hook line and tags (``skeleton.Chain.shape``), None: no table.
 
-    ``sets`` are the names of the table's sets, ``flags`` the table's own.
+    ``sets`` are the names of the table's sets.
     """
 
     chains: Mapping[str, tuple[str, ...]] | None = None
@@ -31,23 +31,15 @@ class Shape:
     owners: frozenset[tuple[str, int]] = frozenset()
     sets: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
-    flags: tuple[str, ...] = ()
 
 
 def shape(rows: Iterable[Mapping[str, Any]]) -> Shape:
     """Return the shape of the table whose listing ``rows`` are."""
     chains: dict[str, list[str]] = {}
     content: dict[str, list[Any]] = {}
-    flags: tuple[str, ...] = ()
     for row in rows:
-        if "table" in row:
-            said = row["table"].get("flags", ())
-            flags = (said,) if isinstance(said, str) else tuple(said)
-        elif "chain" in row:
-            chain = row["chain"]
-            priority = chain.get("prio")
-            hooked = f"{chain['hook']} {PRIORITIES.get(priority, priority)}" if "hook" in chain else ""
-            chains[chain["name"]] = [hooked]
+        if "chain" in row:
+            chains[row["chain"]["name"]] = [_hooked(row["chain"])]
         elif "rule" in row:
             chains[row["rule"]["chain"]].append(str(row["rule"].get("comment", "")))
         elif "set" in row:
@@ -58,8 +50,15 @@ def shape(rows: Iterable[Mapping[str, Any]]) -> Shape:
         frozenset((e["concat"][0], _uid(e["concat"][1])) for e in content.get("owners", ())),
         frozenset(content),
         listed(content.get(CLOSED, ())),
-        flags,
     )
+
+
+def _hooked(chain: Mapping[str, Any]) -> str:
+    if "hook" not in chain:
+        return ""
+    priority = chain.get("prio", 0)
+    where = f"{chain['hook']} {PRIORITIES.get(priority, priority)}"
+    return f"{chain.get('type')} {where} {chain.get('policy')}"
 
 
 def _uid(value: Any) -> int:

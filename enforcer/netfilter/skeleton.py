@@ -90,8 +90,9 @@ class Chain:
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """The chain as it is compared: where it is hooked, and the tags of its rules."""
-        return (f"{self.hook} {self.priority}".strip(), *(rule.tag for rule in self.rules))
+        """The chain as it is compared: type, hook, priority, policy, and the tags of its rules."""
+        hooked = f"{self.kind} {self.hook} {self.priority} accept" if self.hook else ""
+        return (hooked, *(rule.tag for rule in self.rules))
 
 
 @dataclass(frozen=True)

@@ -194,15 +194,23 @@ class Writer:
         return tuple(Problem("port", fix.text) for fix in left)
 
     def prune(self) -> None:
-        """Forget claims whose link died; remove elements that no claim covers or that nobody asked for."""
+        """Forget claims whose link died; remove elements that no claim covers or that nobody asked for.
+
+        While it cannot be read who is open, such a claim stays, and its addresses are nobody else's.
+        """
+        try:
+            held: dict[str, Open] | None = self.kernel.opened()
+        except KernelError as error:
+            log.error("who is open cannot be read, all else is pruned: %s", error)
+            held = None
         living = claiming.living(self.claims, self.kernel.links())
-        if living != self.claims:
+        if living != self.claims and held is not None:
             log.info("claims gone with their links: %s", ", ".join(sorted(set(self.claims) - set(living))))
             self._adopt(living)
         for name in (PINS, HOST):
             stale, foreign = [], []
             for element in self.kernel.entries(name):
-                claim = claiming.owner_of(self.claims, element.src)
+                claim = claiming.owner_of(living, element.src)
                 if claim is None:
                     stale.append(element)
                 elif element not in self._asked.get((name, claim.uid), (element,)):
@@ -211,18 +219,18 @@ class Writer:
             for element in foreign:
                 what = f"{element.src} -> {element.dst}:{element.port}/{element.proto}"
                 log.warning("removed from %s, where nobody asked for it: %s", name, what)
-        self._prune_open()
+        if held is not None:
+            self._prune_open(held)
         watched = self.kernel.denied()
         self.kernel.watch((), [src for src in watched if claiming.owner_of(self.claims, src) is None])
 
-    def _prune_open(self) -> None:
+    def _prune_open(self, held: dict[str, Open]) -> None:
         attached = self.kernel.networks()
         if attached != self._attached and self.claiming:
             # A network that this host has come to is closed as soon as it is seen.
             self.look()
             self._attached = attached
         gone = []
-        held = self._held_open()
         for source in held:
             claim = claiming.owner_of(self.claims, source)
             if claim is None or source not in self._opened.get(claim.uid, held):
@@ -260,22 +268,14 @@ class Writer:
         self.kernel.open(put if standing else {})
 
     def _open_of(self, uid: int) -> dict[str, Open]:
-        return {source: row for source, row in self._held_open().items() if self._is_of(uid, source)}
-
-    def _held_open(self) -> dict[str, Open]:
-        try:
-            return self.kernel.opened()
-        except KernelError as error:
-            # Without our table nobody is open, and the rest of a request is to be answered all the same.
-            log.warning("%s", error)
-            return {}
+        return {source: row for source, row in self.kernel.opened().items() if self._is_of(uid, source)}
 
     def _adopt(self, claims: dict[str, Claim]) -> None:
         """Replace the claims. What was counted for one that is gone is nobody else's to see."""
         gone = [claim for bridge, claim in self.claims.items() if claims.get(bridge) != claim]
         if gone:
             # Before anybody else can have the same addresses.
-            held = self._held_open()
+            held = self.kernel.opened()
             self.kernel.close_sources([src for src in held if any(claim.covers(src) for claim in gone)])
         self.claims = claims
         if claims != self._saved:

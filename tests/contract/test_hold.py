@@ -8,10 +8,12 @@ from ipaddress import IPv4Interface
 
 import pytest
 
+from enforcer.netfilter import hold as hold_module
 from enforcer.netfilter.claims import Link
 from enforcer.netfilter.fake import FakeKernel
 from enforcer.netfilter.hold import FREE, HELD, NO, PLAIN, TableHold
 from enforcer.netfilter.model import Element
+from enforcer.netfilter.nftsets import TableSets
 from enforcer.netfilter.plan import Observed, Plan, plan
 from enforcer.netfilter.skeleton import PINS, Skeleton
 from enforcer.netfilter.writer import Writer
@@ -136,6 +138,27 @@ class TestTableHold:
         sh("nft flush ruleset")
         assert self.tables() == "table inet corral\n"
         other.release()
+
+    def test_nobody_else_puts_a_held_table_to_sleep(self, hold: TableHold) -> None:
+        hold.take()
+        sleep = ["nft", "add table inet corral { flags dormant; }"]
+        done = subprocess.run(sleep, capture_output=True, text=True, check=False)
+        assert "Operation not permitted" in done.stderr
+
+    def test_taking_a_dormant_table_wakes_it(self, hold: TableHold, monkeypatch: pytest.MonkeyPatch) -> None:
+        sets = TableSets(lambda: None)
+        hold.take()
+        hold.release()
+        with monkeypatch.context() as asleep:
+            # No nft that may be here knows how to put one to sleep that is kept without its holder.
+            asleep.setattr(hold_module, "NFT_TABLE_F_OWNER", 1)
+            hold.take()
+            hold.release()
+        assert sets.tables() == {("inet", "corral"): {"dormant", "persist"}}
+        hold.take()
+        assert sets.tables() == {("inet", "corral"): {"owner", "persist"}}
+        sets.close()
+        hold.release()
 
     def test_a_table_without_the_flag_cannot_be_taken(self, hold: TableHold) -> None:
         sh("nft add table inet corral")

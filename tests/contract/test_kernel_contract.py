@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from enforcer.netfilter.detect import NFT, OWN
 from enforcer.netfilter.kernel import KernelError
 from enforcer.netfilter.model import Element
 from enforcer.netfilter.plan import Plan, Step
 from enforcer.netfilter.skeleton import DENIED, DOCKER_USER, HOST, PINS, Skeleton
 from enforcer.netfilter.writer import Writer
 
-from .conftest import World, chained
+from .conftest import World, chained, sh
 
 SKELETON = Skeleton()
 PIN = Element("192.0.2.2", "tcp", 443, "203.0.113.10")
@@ -93,6 +94,83 @@ def test_a_deleted_table_is_found_and_mended_with_its_sets(world: World) -> None
     seen = world.kernel.observe()
     assert seen.gateways == {"192.0.2.1"}
     assert seen.owners == {(BRIDGE, 1000)}
+
+
+def on(*drivers: str) -> pytest.MarkDecorator:
+    """Run a test on the real kernel alone: what nft itself does is not in the fake."""
+    made = [pytest.param(name, marks=pytest.mark.netns) for name in drivers]
+    return pytest.mark.parametrize("world", made, indirect=True)
+
+
+SLEEP = "add table inet corral { flags dormant; }"
+
+
+def test_a_dormant_table_is_found_and_woken_with_all_that_is_in_its_sets(world: World) -> None:
+    world.add_bridge(BRIDGE, "192.0.2.1/26")
+    of = writer(world)
+    asked = {"v": 2, "op": "apply", "sandboxes": [SANDBOX], "pins": [[*PIN.row(), ""]], "host": []}
+    assert of.handle(1000, asked | {"open": [["192.0.2.3", ""]]})["open"]
+    of.heal("the claims")
+    before = world.kernel.observe()
+    assert (before.dormant, before.gateways, before.owners) == (set(), {"192.0.2.1"}, {(BRIDGE, 1000)})
+    world.change_table(SLEEP)
+    assert world.kernel.observe().dormant == {"inet corral"}
+    # Also the boot-time run, which does not know the claims.
+    for wanted in (None, (before.gateways, before.owners)):
+        todo = world.kernel.audit(SKELETON, wanted)
+        assert [problem.text for problem in todo.problems if problem.healable] == [
+            "table inet corral differs: it is dormant"
+        ]
+    world.kernel.carry_out(world.kernel.audit(SKELETON, None))
+    assert world.kernel.observe() == before
+    assert of.audit().steps == ()
+    assert PIN in world.kernel.entries(PINS)
+    assert "192.0.2.3" in world.kernel.opened()
+    if world.real:
+        assert "dormant" not in sh("nft list table inet corral")
+
+
+def test_a_table_that_sleeps_when_a_writer_starts_keeps_its_sets(world: World) -> None:
+    load(world)
+    world.kernel.change(PINS, {PIN: ""}, ())
+    world.change_table(SLEEP)
+    writer(world)
+    assert PIN in world.kernel.entries(PINS)
+    assert steps(world) == ()
+
+
+CHANGED = {
+    "policy": "add chain inet corral forward_backstop {{ policy drop; }}",
+    "priority": "delete chain inet corral {name}; "
+    "add chain inet corral {name} {{ type filter hook forward priority 9; policy accept; }}",
+    "type": "delete chain inet corral {name}; "
+    "add chain inet corral {name} {{ type nat hook prerouting priority filter + 10; policy accept; }}",
+}
+
+
+@on(NFT, OWN)
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_chain_that_was_hooked_otherwise_is_found_and_mended(world: World, what: str) -> None:
+    load(world)
+    before = world.kernel.observe()
+    world.change_table(
+        f"flush chain inet corral forward_backstop; {CHANGED[what]}".format(name="forward_backstop")
+    )
+    assert "backstop" in {step.part for step in steps(world)}
+    load(world)
+    assert world.kernel.observe() == before
+
+
+@on(NFT)
+def test_a_dormant_table_of_iptables_is_told(world: World) -> None:
+    load(world)
+    sh("nft 'add table ip filter { flags dormant; }'")
+    todo = world.kernel.audit(SKELETON, NOBODY)
+    told = [problem.text for problem in todo.problems if "dormant" in problem.text]
+    assert told == ["table ip filter is dormant: its rules do nothing (sudo nft add table ip filter)"]
+    assert todo.steps == ()
+    sh("nft add table ip filter")
+    assert not any("dormant" in problem.text for problem in world.kernel.audit(SKELETON, NOBODY).problems)
 
 
 def test_sets_of_the_table_follow_claims_without_reloading_it(world: World) -> None:
@@ -412,7 +490,7 @@ BAD_REQUESTS = [
         {"v": 2, "op": "apply", "sandboxes": boxes, "pins": pins, "host": []}
         for boxes, pins in itertools.chain(
             ((boxes, []) for boxes in (None, [1], [{**SANDBOX, "bridge": "docker0"}], [SANDBOX, SANDBOX],
-             [{**SANDBOX, "subnet": "192.0.2.0/8"}], [{**SANDBOX, "gateway": "198.51.100.1"}],
+             [{**SANDBOX, "subnet": "192.0.2.0/8"}], [{**SANDBOX, "gateway": "192.0.2"}],
              [{**SANDBOX, "bridge": "corral-0a0b0c0d\n"}], [{**SANDBOX, "x": 1}])),
             (([SANDBOX], [row]) for row in (None, [], ["a"] * 5, ["192.0.2.2", "icmp", 1, "203.0.113.1", ""],
              ["192.0.2.2", "tcp", 0, "203.0.113.1", ""], ["192.0.2.2", "tcp", True, "203.0.113.1", ""],

@@ -120,6 +120,16 @@ def test_each_record_is_taken_in_once(world: World) -> None:
     assert world.writer.asked[0]["sources"] == ["172.16.0.2"]
 
 
+@pytest.mark.parametrize("odd", ["", "none", "172.16.0.03", "2001:db8::3"])
+def test_a_session_without_an_address_hides_nothing_of_the_others(world: World, odd: str) -> None:
+    refused = session("c3", "172.16.0.4", problems=("it differs",))
+    world.sessions += [session("c2", odd, problems=("it differs",)), refused]
+    world.writer.refuse(1)
+    world.poll()
+    assert (world.of.problem, world.ports()) == ("", {1: 1})
+    assert world.writer.asked[0]["sources"] == ["172.16.0.2", "172.16.0.4"]
+
+
 def test_a_writer_that_began_anew_is_asked_from_its_start(world: World) -> None:
     world.writer.refuse(1, 2)
     world.poll()

@@ -9,7 +9,8 @@ import pytest
 from enforcer.netfilter import owntable
 from enforcer.netfilter.detect import LEGACY, NFT, OWN, Choice
 from enforcer.netfilter.plan import SET_TYPES, Observed, Plan, plan
-from enforcer.netfilter.skeleton import Skeleton
+from enforcer.netfilter.shape import shape
+from enforcer.netfilter.skeleton import Chain, Skeleton
 
 SKELETON = Skeleton()
 NOBODY: tuple[frozenset[str], frozenset[tuple[str, int]]] = (frozenset(), frozenset())
@@ -52,6 +53,46 @@ def test_what_stands_is_left_alone(seen: Observed) -> None:
     assert found.steps == ()
     assert found.problems == ()
     assert found.choice == seen.choice
+
+
+@pytest.mark.parametrize("seen", [own(), chained(NFT), chained(LEGACY)])
+def test_a_dormant_table_does_not_stand(seen: Observed) -> None:
+    found = plan(SKELETON, replace(seen, dormant=frozenset({"inet corral"})), NOBODY)
+    assert [(problem.part, problem.healable) for problem in found.problems] == [("backstop", True)]
+    assert "dormant" in found.problems[0].text
+    assert kinds(found) == ["nft"]
+    assert "delete table inet corral\n" in found.steps[0].text
+
+
+def test_a_dormant_table_of_iptables_is_told_and_left_to_its_owner() -> None:
+    asleep = frozenset({"ip filter", "ip6 filter", "ip nat", "ip foreign"})
+    found = plan(SKELETON, chained(NFT, dormant=asleep), NOBODY)
+    assert found.steps == ()
+    assert {problem.part for problem in found.problems} == {"hook"}
+    assert [problem.text for problem in found.problems] == [
+        f"table {name} is dormant: its rules do nothing (sudo nft add table {name})"
+        for name in ("ip filter", "ip nat", "ip6 filter")
+    ]
+    assert plan(SKELETON, chained(LEGACY, dormant=asleep), NOBODY).problems == ()
+
+
+def test_a_dormant_table_that_decided_is_no_reason_to_wait_with_the_new_one() -> None:
+    moving = chained(NFT, backstop=OWN_CHAINS, active=OWN)
+    assert kinds(plan(SKELETON, moving, NOBODY))[-1] == "nft"
+    assert kinds(plan(SKELETON, replace(moving, dormant=frozenset({"inet corral"})), NOBODY))[0] == "nft"
+
+
+ROW = {"name": "x", "hook": "forward", "prio": 10, "type": "filter", "policy": "accept"}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"type": "nat"}, {"policy": "drop"}, {"prio": 0}, {"hook": "input"}, {"hook": None}]
+)
+def test_a_chain_of_another_type_hook_priority_or_policy_differs(changed: dict[str, object]) -> None:
+    row = {key: value for key, value in (ROW | changed).items() if value is not None}
+    expected = {"x": Chain("x", "forward", "filter + 10", ()).shape}
+    assert shape([{"chain": ROW}]).chains == expected
+    assert shape([{"chain": row}]).chains != expected
 
 
 def test_the_own_table_needs_neither_chains_nor_ipsets() -> None:

@@ -355,3 +355,108 @@ def test_claims_are_saved_when_they_change_and_again_when_saving_failed() -> Non
     kernel.interfaces.clear()
     of.prune()
     assert [list(claims) for claims in saved] == [[BRIDGE], []]
+
+
+OPEN_SOURCE = ["192.0.2.2", "box main open"]
+
+
+def unreadable() -> dict[str, Any]:
+    raise KernelError("list open: the rules change all the time")
+
+
+def body(*boxes: dict[str, str], **wanted: Any) -> dict[str, Any]:
+    asked = {"v": 2, "op": "apply", "sandboxes": list(boxes) or [SANDBOX], "pins": [], "host": []}
+    return asked | wanted
+
+
+def test_who_is_open_and_cannot_be_read_is_no_answer_that_nobody_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel, of = granted()
+    assert of.handle(1000, body(open=[OPEN_SOURCE]))["open"]
+    with monkeypatch.context() as broken:
+        broken.setattr(kernel, "opened", unreadable)
+        for request in (body(open=[]), {"v": 2, "op": "read"}):
+            answer = of.handle(1000, request)
+            assert (answer["ok"], answer["error"]) == (False, "list open: the rules change all the time")
+            assert "open" not in answer
+        # What else the caller takes back is gone all the same.
+        assert kernel.entries(PINS) == {}
+    assert "192.0.2.2" in kernel.opened()
+    assert of.handle(1000, body(open=[]))["open"] == []
+    assert kernel.opened() == {}
+
+
+def test_while_who_is_open_cannot_be_read_all_else_is_pruned_and_the_addresses_stay_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel, of = granted()
+    assert of.handle(1000, body(pins=[PIN], open=[OPEN_SOURCE]))["open"]
+    kernel.interfaces.clear()
+    other = "corral-0a0b0c0e"
+    kernel.interfaces.append(Link(other, 10, (IPv4Interface("192.0.2.1/26"),)))
+    with monkeypatch.context() as broken:
+        broken.setattr(kernel, "opened", unreadable)
+        with caplog.at_level(logging.ERROR):
+            of.prune()
+        assert "who is open cannot be read, all else is pruned" in caplog.text
+        assert kernel.entries(PINS) == {}
+        assert of.handle(1001, body({**SANDBOX, "bridge": other}))["ok"] is False
+        assert set(of.claims) == {BRIDGE}
+    answer = of.handle(1001, body({**SANDBOX, "bridge": other}))
+    assert (answer["ok"], answer["open"], set(of.claims)) == (True, [], {other})
+    assert kernel.opened() == {}
+
+
+ODD = {"bridge": "corral-0a0b0c0e", "subnet": "192.0.2.128/30", "gateway": "192.0.2.129"}
+
+
+@pytest.mark.parametrize("subnet", ["192.0.2.128/30", "192.0.0.0/8"])
+def test_a_network_that_is_none_for_a_sandbox_takes_nothing_from_the_others(subnet: str) -> None:
+    kernel, of = granted()
+    prefix = subnet.partition("/")[2]
+    odd = {**ODD, "subnet": str(IPv4Interface(f"192.0.2.129/{prefix}").network)}
+    kernel.interfaces.append(Link(ODD["bridge"], 10, (IPv4Interface(f"192.0.2.129/{prefix}"),)))
+    pin = ["192.0.2.130", "tcp", 443, "203.0.113.10", ""]
+    door = ["192.0.2.130", "tcp", 8443, "192.0.2.129", ""]
+    asked = body(odd, SANDBOX, pins=[PIN, pin], host=[door], open=[OPEN_SOURCE, ["192.0.2.130", ""]])
+    answer = of.handle(1000, asked)
+    assert answer["ok"]
+    assert [row[0] for row in answer["pins"]] == ["192.0.2.2"]
+    assert [row[0] for row in answer["open"]] == ["192.0.2.2"]
+    assert answer["host"] == []
+    said = (
+        f"{ODD['bridge']}: {odd['subnet']} is no subnet for a sandbox (/16 to /29): nothing is granted there"
+    )
+    assert said in answer["refused"]
+    assert sum("192.0.2.130" in text for text in answer["refused"]) == 3
+    # Its gateway is closed to others, and its owner is nobody else, also after a restart.
+    assert kernel.gateways == {"192.0.2.1", "192.0.2.129"}
+    assert (ODD["bridge"], 1000) in kernel.owners
+    assert from_rows(json.loads(json.dumps(to_rows(of.claims)))) == of.claims
+    assert f"{ODD['bridge']}: belongs to uid 1000" in of.handle(1001, body(odd))["refused"]
+    # A bare claim that goes takes nothing along.
+    kernel.interfaces.pop()
+    of.prune()
+    assert set(kernel.opened()) == {"192.0.2.2"}
+    assert len(kernel.entries(PINS)) == 1
+
+
+def test_no_pin_leads_into_a_network_that_is_none_for_a_sandbox() -> None:
+    kernel, of = granted()
+    kernel.interfaces.append(Link(ODD["bridge"], 10, (IPv4Interface("192.0.2.129/30"),)))
+    inside = ["192.0.2.2", "tcp", 443, "192.0.2.130", ""]
+    answer = of.handle(1000, body(ODD, SANDBOX, pins=[PIN, inside]))
+    assert [row[3] for row in answer["pins"]] == ["203.0.113.10"]
+    assert "destination 192.0.2.130 is inside a sandbox" in answer["refused"]
+
+
+def test_a_gateway_outside_its_subnet_refuses_that_bridge_alone() -> None:
+    kernel, of = granted()
+    kernel.interfaces.append(Link(ODD["bridge"], 10, (IPv4Interface("192.0.2.129/29"),)))
+    odd = {**ODD, "subnet": "192.0.2.128/29", "gateway": "198.51.100.1"}
+    answer = of.handle(1000, body(odd, SANDBOX, pins=[PIN]))
+    assert len(answer["pins"]) == 1
+    assert answer["refused"] == [
+        f"{ODD['bridge']}: the interface does not have 198.51.100.1 in 192.0.2.128/29"
+    ]
