@@ -45,11 +45,11 @@ class Engine(Protocol):
     def start(self, ident: str) -> None:
         """Start a container that has ended; fine when it is gone or runs."""
 
-    def ended(self, uid: int) -> list[str]:
-        """Return the ids of containers that declare this uid and have ended."""
+    def ended(self, uid: int, *, or_created: bool = False) -> list[str]:
+        """Return the ids of containers that declare this uid and have ended, or were never started too."""
 
     def remove(self, ident: str) -> None:
-        """Remove a container that has ended; fine when it is gone, refused when it runs again."""
+        """Remove a container that does not run; fine when it is gone, refused when it runs again."""
 
     def joiners(self) -> list[str]:
         """Return the ids of running containers that share another container's network."""
@@ -143,10 +143,11 @@ class DockerEngine:
         with _errors(), contextlib.suppress(NotFound):
             self._client.api.start(ident)
 
-    def ended(self, uid: int) -> list[str]:
+    def ended(self, uid: int, *, or_created: bool = False) -> list[str]:
         """See Engine."""
         with _errors():
-            wanted = {"label": f"{LABEL_UID}={uid}", "status": ["exited", "dead"]}
+            status = ["exited", "dead", *(["created"] if or_created else [])]
+            wanted = {"label": f"{LABEL_UID}={uid}", "status": status}
             return [str(row["Id"]) for row in self._client.api.containers(all=True, filters=wanted)]
 
     def remove(self, ident: str) -> None:

@@ -1,7 +1,9 @@
-"""Containers that have ended and that no command line looks after any more: they are removed.
+"""Containers that do not run and that no command line looks after any more: they are removed.
 
 ``corral run`` removes its own container. Killed, it cannot, and what it leaves is found here by its labels
-and its name. Kept are those that their user wants to look at (``keep: true``), those that somebody left
+and its name. That goes for one that was made and never started, too: as long as it is there, others of its
+sandbox may ask for no more than it might.
+Kept are those that their user wants to look at (``keep: true``), those that somebody left
 running and may want to read, and agents that are always on: `corral logs` reads them, `corral up`, `down` and
 `prune` take them away.
 """
@@ -13,6 +15,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from policy.identity import SANDBOX_ID, SESSION_ID, Sandbox, StatePaths
 
 log = logging.getLogger("corral.enforcer")
 
-ENDED = frozenset({"exited", "dead"})
+ENDED, CREATED = frozenset({"exited", "dead"}), "created"
 PURPOSES = frozenset({"run", "shell", "verify"})
 SERVICE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 # Seconds in which the command line of a session that has ended usually removes it itself.
@@ -43,9 +46,10 @@ def directory_of(inspect: Mapping[str, Any], uid: int, data: Path) -> Path | Non
     labels = (inspect.get("Config") or {}).get("Labels") or {}
     sandbox, session = str(labels.get(LABEL_SANDBOX)), str(labels.get(LABEL_SESSION))
     service = str(labels.get(LABEL_SERVICE))
+    state = (inspect.get("State") or {}).get("Status")
     if not (
         is_declared(labels, uid)
-        and (inspect.get("State") or {}).get("Status") in ENDED
+        and (state in ENDED or state == CREATED)
         and labels.get(LABEL_PURPOSE) in PURPOSES
         and SANDBOX_ID.fullmatch(sandbox)
         and SESSION_ID.fullmatch(session)
@@ -54,6 +58,9 @@ def directory_of(inspect: Mapping[str, Any], uid: int, data: Path) -> Path | Non
     ):
         return None
     found = StatePaths(data / sandbox).session(session)
+    if state == CREATED and not found.is_dir():
+        # Its command line would have made it, and held it, before the container.
+        return None
     return None if any((found / mark).exists() for mark in (holding.KEPT, holding.LEFT)) else found
 
 
@@ -83,7 +90,7 @@ class Leftovers:
         if engine is None:
             return
         try:
-            for ident in await asyncio.to_thread(engine.ended, self._uid):
+            for ident in await asyncio.to_thread(partial(engine.ended, self._uid, or_created=True)):
                 await asyncio.to_thread(self._remove, engine, ident)
         except CorralError as error:
             log.error("looking for what was left behind failed: %s", error.message)
@@ -96,4 +103,5 @@ class Leftovers:
         with holding.unheld(directory) as free:
             if free:
                 engine.remove(ident)
-                log.info("%s had ended and its corral was gone: removed", str(inspect["Name"]).lstrip("/"))
+                how = "was never started" if inspect["State"]["Status"] == CREATED else "had ended"
+                log.info("%s %s and its corral was gone: removed", str(inspect["Name"]).lstrip("/"), how)

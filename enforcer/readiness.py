@@ -81,7 +81,7 @@ def why_not(
     parts = [*problems, *(text for ident, text in known.unseen.items() if ident == container)]
     if held is not None:
         # While the writer finds something wrong with the rules it grants nothing new.
-        parts += [text for part, text in held.problems if part not in ("hook", "port")]
+        parts += held.standing
     if container in state.containers:
         pending = sorted(pins.readiness(state, container).pending)
         parts += [f"still resolving {', '.join(pending)}"] if pending else []

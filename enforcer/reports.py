@@ -17,6 +17,8 @@ from policy.identity import NETWORK_PREFIX
 
 API_VERSION = versions.SCHEMAS[versions.API]
 
+# How many of the writer's refusals are told one by one.
+REFUSALS = 5
 # Problems of these parts mean: the skeleton is not where packets pass.
 PATH_PARTS = frozenset({"jump", "chains", "nat", "hook", "sets", "driver"})
 
@@ -92,6 +94,14 @@ def session_row(
         if held
         else 0,
     }
+
+
+def refusals(held: Held | None) -> list[str]:
+    """Return what the writer refused, for people: each once, the first few; not what ``problems`` says."""
+    told = [text for _, text in held.problems] if held else []
+    found = [text for text in dict.fromkeys(held.refused if held else ()) if not text.endswith(tuple(told))]
+    more = [f"the writer refused {len(found) - REFUSALS} more"] if len(found) > REFUSALS else []
+    return [*(f"the writer refused: {text}" for text in found[:REFUSALS]), *more]
 
 
 def status(

@@ -309,20 +309,13 @@ class Service:
         self._note_problem("dial", self.dialing.follow())
         for text in self.held.refused:
             log.warning("writer: %s", text)
-        if any(part not in ("hook", "port", "hold") for part, _ in self.held.problems):
+        if self.held.standing:
             # A repair is under way; what could not be added meanwhile is asked for again.
             self._retry()
         self.doors.wrote(mark, rules.pins.keys(), rules.ends, self.held)
         done = self._publish(sessions, state, rows_of(self.held.pins))
-        host = rows_of(self.held.host)
-        self.shown = {
-            session.container: done[session.container]
-            for session in sessions
-            if session.container in done
-            and {row for row in rules.host if row[0] == session.address} <= host
-            and self.open.true(session, self.held)
-            and (not session.proxy or self.dialing.serves(session.sandbox.id))
-        }
+        held, true, serves = self.held, self.open.true, self.dialing.serves
+        self.shown = publishing.satisfied(sessions, done, rules, held, true, serves)
         self._renew_used(previous, self.held)
         self._note_problems(previous, self.held)
         if self.names.state.generation != state.generation:
@@ -408,7 +401,8 @@ class Service:
 
     def _problems(self) -> list[str]:
         lost = [f"Docker: {self.tracker.lost_reason}"] if self.tracker.lost_reason is not None else []
-        return [*lost, *self.errors.values(), *self.proxies.problems.values()]
+        refused = reports.refusals(self.held)
+        return [*lost, *self.errors.values(), *self.proxies.problems.values(), *refused]
 
     async def withdraw(self, container: str) -> dict[str, Any]:
         """See api.Backend."""

@@ -47,6 +47,10 @@ class Opened:
     comment: str
 
 
+# As the writer has it: the backstop is there, and a port that is not isolated still meets the rules.
+GRANTED_ALL_THE_SAME = frozenset({"hook", "port", "hold"})
+
+
 @dataclass(frozen=True)
 class Held:
     """What the writer read back: elements, denied packets per source, problems and refusals as text.
@@ -62,6 +66,11 @@ class Held:
     refused: tuple[str, ...]
     driver: str = ""
     open: tuple[Opened, ...] = ()
+
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """What is wrong with the rules, for as long as which the writer grants nothing new."""
+        return tuple(text for part, text in self.problems if part not in GRANTED_ALL_THE_SAME)
 
 
 class WriterClient:

@@ -37,6 +37,7 @@ __all__ = ["Kernel", "KernelError", "RealKernel"]
 log = logging.getLogger("corral.netfilter")
 
 BRIDGE_FILTER = Path("/proc/sys/net/bridge")
+PROGRAMS = ("nft", "iptables-nft", "ip6tables-nft", "iptables-nft-restore", "ip6tables-nft-restore")
 
 
 class RealKernel:
@@ -163,6 +164,8 @@ class RealKernel:
                 self.networks(),
                 self._filters(),
                 (self._hold.held, self._can_hold, self._active),
+                # Nothing new is granted where what would mend the rules is missing.
+                tuple(process.identity(program) for program in PROGRAMS),
             )
         except (SetError, KernelError, ToolError, OSError):
             return None

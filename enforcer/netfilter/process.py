@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 TIMEOUT = 20.0
@@ -37,6 +38,16 @@ def find(program: str) -> str:
         if os.access(candidate, os.X_OK):
             return candidate
     raise ToolError((program,), f"not found in {', '.join(SEARCH)}")
+
+
+def identity(program: str) -> tuple[str, int, int, int] | None:
+    """Return what is another value once ``program`` is another one; None: it is missing."""
+    try:
+        path = find(program)
+        found = Path(path).stat()
+    except (ToolError, OSError):
+        return None
+    return path, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def run(argv: Sequence[str], stdin: str | None = None) -> str:

@@ -25,7 +25,7 @@ class Composed(NamedTuple):
 def reached_nothing(host: Host, composed: Composed, domain: str, names: list[str]) -> None:
     """Both containers, one that floods and one that asks, got nowhere, and are told of."""
     forbidden = host.internet.addresses["forbidden"]
-    assert host.internet.packets(forbidden) == 0
+    assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
     leaked = [query for query in host.internet.queries(composed.mark) if query.name.endswith(domain)]
     print(f"{len(leaked)} questions through Docker's resolver before it was off the network")
     # 20.10 goes on to ask the host's own resolver for a container that has no network any more (docs/limits.md).

@@ -90,9 +90,12 @@ def test_a_tool_that_fails_once_is_survived_wherever_it_happens(tools: Host) -> 
                 host.shell(f"echo 0 > {calls(host)}; chmod 666 {calls(host)}", user="root")
                 host.box.write(f"{BIN}/{tool}", text, owner="root", mode=0o755)
                 # Something to mend, as often as it takes to get to the k-th call, and something to grant.
-                for _ in range(k):
+                for _ in range(4 * k):
                     host.netadmin_shell("iptables -F DOCKER-USER; ip6tables -F INPUT", check=False)
                     until(standing(host), 30, f"the rules stand while call {k} of {tool} fails")
+                    # Two of them may be mended in one go.
+                    if int(host.root("cat", calls(host)).stdout) >= k:
+                        break
                 marker = f"ran-{tool}-{k}"
                 done = flood.project.inside("touch", marker, check=False)
                 assert (done.returncode == 0) == flood.project.exists(marker), (tool, k, done.stderr)

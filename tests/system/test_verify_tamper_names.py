@@ -145,8 +145,13 @@ def another_proxy(host: Host, project: Project, kind: str) -> Iterator[None]:
 @contextmanager
 def vandal(host: Host, table: str, row: str) -> Iterator[None]:
     """An element that is put back again and again."""
-    lines = f"for i in 1 2 3 4 5 6 7 8; do echo add -exist {table} {row}; done | ipset restore"
-    command = [*host.engine.entering(), "sh", "-c", f"while true; do {lines}; done"]
+    # In one program without an end, before others: what is taken away is back before anybody looks.
+    command = [
+        *host.engine.entering(),
+        "sh",
+        "-c",
+        f"yes 'add -exist {table} {row}' | nice -n -15 ipset restore",
+    ]
     process: subprocess.Popen[bytes] = host.box.popen(command, user="root", stdin=subprocess.PIPE)
     try:
         host.box.wait_for(lambda: row in host.netadmin("ipset", "list", table).stdout)
@@ -219,6 +224,7 @@ BREAKS = {
     **{break_.__name__: ("proxied", break_) for break_ in (beside, roaming)},
     **{break_.__name__: ("answered", break_) for break_ in (resolver, talkative, misleading)},
 }
+TRIES = 3
 PROXIES = ("generous", "blind", "stingy", "mumbling")
 
 
@@ -241,7 +247,11 @@ def test_where_names_are_asked_for_what_is_wrong_fails_exactly_that_check(
     note(record_property, tampering)
     project: Project = request.getfixturevalue(which)
     with another_proxy(rules, project, kind) if break_ is None else break_(rules, project):
-        done = project.corral("verify", "--json", check=False)
-        rows = json.loads(done.stdout)["checks"]
+        for _ in range(TRIES):
+            done = project.corral("verify", "--json", check=False)
+            rows = json.loads(done.stdout)["checks"]
+            # What is wrong in the kernel is mended all the time: the look may have come to that moment.
+            if done.returncode or "kernel lets" not in tampering.how:
+                break
         assert {row["check"] for row in rows if row["status"] == "fail"} == tampering.expected, rows
         assert done.returncode == 1

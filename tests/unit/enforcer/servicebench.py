@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from enforcer.pinmodel import Answer, Failure
 from enforcer.service import Service
 from enforcer.sessions import MASKED, Owner
 from enforcer.writerclient import Entry, Held, Opened
-from policy import proxying
+from policy import holding, proxying
 from policy.container import Mount, SessionSpec, create_body, network_body
 from policy.declaration import Declaration, HostService, Name
 from policy.errors import EnforcerError, EngineError
@@ -44,13 +45,16 @@ class FakeWriter:
         self.lives: dict[tuple[Any, ...], int] = {}
         self.open: tuple[Opened, ...] = ()
         self.broken = False
+        self.problems: tuple[tuple[str, str], ...] = ()
+        self.refused: tuple[str, ...] = ()
+        self.refuses: set[str] = set()  # addresses
         self.packets = 0
         self.asked: list[tuple[Any, ...]] = []
 
     def _held(self) -> Held:
         pins = tuple(Entry(*row, 3600, self.packets, text) for row, text in self.pins.items())
         host = tuple(Entry(*row, 3600, 0, text) for row, text in self.host.items())
-        return Held("test", pins, host, {}, (), (), open=self.open)
+        return Held("test", pins, host, {}, self.problems, self.refused, open=self.open)
 
     def hello(self) -> dict[str, Any]:
         return {"version": "test", "skeleton": "x"}
@@ -77,7 +81,7 @@ class FakeWriter:
         self.lives = {tuple(row[:4]): row[4] for row in lives}
         if self.broken:
             raise EnforcerError("the writer does not answer")
-        self.pins = {tuple(row[:4]): row[4] for row in pins}
+        self.pins = {tuple(row[:4]): row[4] for row in pins if row[3] not in self.refuses}
         self.host = {tuple(row[:4]): row[4] for row in host}
         self.open = tuple(Opened(source, 3600, 0, text) for source, text in opened)
         self.applies.append(dict(self.pins))
@@ -133,9 +137,10 @@ class FakeEngine:
         self.inspects[ident]["State"] |= {"Status": "running", "Running": True}
         self.send("start", ident)
 
-    def ended(self, uid: int) -> list[str]:
+    def ended(self, uid: int, *, or_created: bool = False) -> list[str]:
         assert uid == UID
-        return [i for i, row in self.inspects.items() if row["State"]["Status"] in ("exited", "dead")]
+        wanted = ("exited", "dead", *(("created",) if or_created else ()))
+        return [i for i, row in self.inspects.items() if row["State"]["Status"] in wanted]
 
     def remove(self, ident: str) -> None:
         del self.inspects[ident]
@@ -175,6 +180,7 @@ class World:
         self.service: Service
         self.gate = asyncio.Event()
         self.gate.set()
+        self.locks: list[int] = []
         self.client = Client(self.socket, timeout=10)
 
     async def resolve(self, name: str) -> Answer | Failure:
@@ -194,10 +200,14 @@ class World:
         purpose: str = "run",
         mounts: tuple[Mount, ...] = (),
         running: bool = False,
+        held: bool = True,
         **host_config: Any,
     ) -> None:
+        """Add a session's container, and by ``held`` somebody who looks after it."""
         hosts = StatePaths(self.data / SANDBOX.id).hosts(session)
         hosts.parent.mkdir(parents=True)
+        if held:
+            self.locks.append(holding.take(hosts.parent))
         spec = SessionSpec(
             sandbox=SANDBOX, service=service, session=session, purpose=purpose, uid=UID, gid=UID, image="x",
             address=address, hosts_file=str(hosts), project="/p", workdir="/p", argv=("x",), declaration=declaration,
@@ -255,7 +265,7 @@ Play = Callable[[World], Awaitable[None]]
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
     world = World(tmp_path)
     monkeypatch.setattr(tracker_module, "host_addresses", lambda: ["127.0.0.1", GATEWAY])
 
@@ -282,7 +292,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World
         asyncio.run(main())
         return world
 
-    return run
+    yield run
+    for lock in world.locks:
+        os.close(lock)
 
 
 def ask(function: Callable[..., Any], *words: Any) -> Awaitable[Any]:

@@ -57,13 +57,16 @@ def test_an_ended_session_is_known_by_its_labels_and_its_name(tmp_path: Path) ->
     wanted = StatePaths(tmp_path / SANDBOX.id).session("00000001")
     assert directory_of(ended(), UID, tmp_path) == wanted
     assert directory_of(ended(status="dead"), UID, tmp_path) == wanted
+    # One that was never started has nobody only where its command line was: that made a directory first.
+    assert directory_of(ended(status="created"), UID, tmp_path) is None
+    wanted.mkdir(parents=True)
+    assert directory_of(ended(status="created"), UID, tmp_path) == wanted
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"status": "running"},
-        {"status": "created"},
         {"status": "paused"},
         {"uid": "4242"},
         {"uid": None},
@@ -93,7 +96,7 @@ def test_what_somebody_wants_to_read_stays(mark: str, tmp_path: Path) -> None:
 
 def test_an_ended_container_goes_when_its_command_line_was_killed(play: Callable[..., World]) -> None:
     async def acts(world: World) -> None:
-        world.container("c1", "00000001")
+        world.container("c1", "00000001", running=True, held=False)
         directory = StatePaths(world.data / SANDBOX.id).session("00000001")
         holder = subprocess.Popen([sys.executable, "-c", HOLD, str(directory)], stdout=subprocess.PIPE)
         assert holder.stdout is not None
@@ -112,11 +115,31 @@ def test_an_ended_container_goes_when_its_command_line_was_killed(play: Callable
     play(acts)
 
 
+def test_a_container_that_was_never_started_goes_when_its_command_line_was_killed(
+    play: Callable[..., World],
+) -> None:
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001", running=True, held=False)
+        lock = holding.take(StatePaths(world.data / SANDBOX.id).session("00000001"))
+        world.engine.inspects["c1"]["State"] = {"Status": "created", "Running": False}
+        try:
+            await world.service._leftovers.sweep()
+            assert "c1" in world.engine.inspects
+        finally:
+            os.close(lock)
+        await world.service._leftovers.sweep()
+        # Its sandbox's other sessions are not held to what it might ask for any more.
+        await eventually(lambda: "c1" not in world.service.tracker.sessions)
+        assert "c1" not in world.engine.inspects
+
+    play(acts)
+
+
 def test_a_container_that_cannot_be_removed_is_tried_again(
     play: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def acts(world: World) -> None:
-        world.container("c1", "00000001")
+        world.container("c1", "00000001", running=True, held=False)
         world.engine.inspects["c1"]["State"] = {"Status": "exited", "Running": False}
         remove = world.engine.remove
         monkeypatch.setattr(world.engine, "remove", lambda _: (_ for _ in ()).throw(EngineError("no")))

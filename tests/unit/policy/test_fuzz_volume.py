@@ -265,7 +265,8 @@ def check(reading: _Reading, policy: Any, text: str, home: Path) -> None:
         assert re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:-]{0,254}(@sha256:[0-9a-f]{64})?", policy.image)
     assert policy.runtime == (tree.get("runtime") or "runc") in {"runc", "runsc", "kata"}
     egress = tree.get("egress") or {}
-    assert policy.egress.mode == (egress.get("mode") or "allowlist") in {"allowlist", "open", "none", "host"}
+    assert policy.egress.mode == (egress.get("mode") or "allowlist")
+    assert policy.egress.mode in {"allowlist", "proxy", "open", "none", "host"}
     if policy.egress.mode == "none":
         assert not egress.get("allow") and not egress.get("from_host") and not policy.host_services
     if policy.egress.mode == "open":
@@ -280,11 +281,14 @@ def check(reading: _Reading, policy: Any, text: str, home: Path) -> None:
         entry.host for entry in policy.egress.allow
     ]
     for entry in policy.egress.allow:
-        assert HOST.fullmatch(entry.host), entry.host
-        assert not entry.host.endswith((".localhost", ".internal.", "dns.google", "dns.nextdns.io"))
+        assert not entry.host.startswith(("regex:", "^")), "none is among what is damaged"
+        # All of a zone, which is two labels at least.
+        host = entry.host.removeprefix("*.")
+        assert HOST.fullmatch(host), entry.host
+        assert not host.endswith((".localhost", ".internal.", "dns.google", "dns.nextdns.io"))
         with pytest.raises(ValueError):
-            ipaddress.ip_address(entry.host)
-        assert not re.fullmatch(r"[0-9]+|0x[0-9a-f]*", entry.host.rpartition(".")[2])
+            ipaddress.ip_address(host)
+        assert not re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rpartition(".")[2])
         assert not {53, 853} & set(entry.ports)
     project = home / "project"
     for path in (*reading.rw, *reading.ro):

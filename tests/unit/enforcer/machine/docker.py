@@ -92,14 +92,15 @@ class FakeDocker:
         if ident in self.inspects and self.inspects[ident]["State"]["Running"]:
             self.die(ident)
 
-    def ended(self, uid: int) -> list[str]:
+    def ended(self, uid: int, *, or_created: bool = False) -> list[str]:
         self._answer("ended")
-        return [i for i in self.identifiers(uid) if self.inspects[i]["State"]["Status"] == "exited"]
+        wanted = ("exited", "created") if or_created else ("exited",)
+        return [i for i in self.identifiers(uid) if self.inspects[i]["State"]["Status"] in wanted]
 
     def remove(self, ident: str) -> None:
         self._answer("remove")
         self.faults.service_writes("remove")
-        if ident in self.inspects and self.inspects[ident]["State"]["Status"] == "exited":
+        if ident in self.inspects and self.inspects[ident]["State"]["Status"] in ("exited", "created"):
             self.destroy(ident)
 
     def joiners(self) -> list[str]:
