@@ -189,7 +189,10 @@ def test_a_hosts_file_that_cannot_be_written_stays_the_last_good_one_and_follows
 
 @contextlib.contextmanager
 def small_engine(host: Host, size: str) -> Iterator[tuple[str, str]]:
-    """Another Docker Engine whose files are on a small file system; yield (DOCKER_HOST, its root)."""
+    """Another Docker Engine whose files are on a small file system; yield (DOCKER_HOST, its root).
+
+    In a network of its own: where it is to make no bridge, it removes docker0.
+    """
     place, unit = "/mnt/corral-engine", "corral-test-engine"
     socket = f"/run/{unit}.sock"
     words = (
@@ -198,7 +201,7 @@ def small_engine(host: Host, size: str) -> Iterator[tuple[str, str]]:
     )
     host.shell(
         f"mkdir -p {place}; mount -t tmpfs -o size={size} small {place}; "
-        f"systemd-run --unit {unit} --collect -p KillMode=mixed {words}",
+        f"systemd-run --unit {unit} --collect -p KillMode=mixed -p PrivateNetwork=yes {words}",
         user="root",
     )
     try:
@@ -208,6 +211,7 @@ def small_engine(host: Host, size: str) -> Iterator[tuple[str, str]]:
     finally:
         host.root("systemctl", "stop", unit, check=False, timeout=60)
         host.shell(f"umount -R {place} || umount -l {place}; rmdir {place}", user="root")
+        host.root("ip", "link", "show", "docker0")
 
 
 @pytest.mark.engine("trixie", "sid", "bookworm", reason="a second engine beside it is one of the system's")

@@ -145,13 +145,8 @@ def another_proxy(host: Host, project: Project, kind: str) -> Iterator[None]:
 @contextmanager
 def vandal(host: Host, table: str, row: str) -> Iterator[None]:
     """An element that is put back again and again."""
-    # In one program without an end, before others: what is taken away is back before anybody looks.
-    command = [
-        *host.engine.entering(),
-        "sh",
-        "-c",
-        f"yes 'add -exist {table} {row}' | nice -n -15 ipset restore",
-    ]
+    lines = f"for i in 1 2 3 4 5 6 7 8; do echo add -exist {table} {row}; done | ipset restore"
+    command = [*host.engine.entering(), "sh", "-c", f"while true; do {lines}; done"]
     process: subprocess.Popen[bytes] = host.box.popen(command, user="root", stdin=subprocess.PIPE)
     try:
         host.box.wait_for(lambda: row in host.netadmin("ipset", "list", table).stdout)
