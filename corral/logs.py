@@ -55,26 +55,36 @@ def read(
     Raises:
         EngineError: Docker refuses.
     """
-    options: dict[str, Any] = {"follow": follow, "stream": True, "timestamps": stamps}
+    # What docker-py streams of a terminal comes byte by byte: only what is waited for is worth that.
+    options: dict[str, Any] = {"follow": follow, "stream": follow, "timestamps": stamps}
     if start is not None and start >= _BEGINNING:
         options["since"] = start
     if tail is not None:
         options["tail"] = tail
     with engine.errors("reading the session's output"):
-        yield from invocation.api.logs(session.ident, stdout=True, stderr=True, **options)
+        found = invocation.api.logs(session.ident, stdout=True, stderr=True, **options)
+        yield from found if follow else [found]
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of what comes in pieces, and what is left at the end; very long ones in parts."""
-    rest = b""
+    rest = bytearray()
     for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from whole
+        rest += piece
+        if b"\n" in piece:
+            *whole, rest = rest.split(b"\n")
+            for line in whole:
+                yield from _parts(line)
         while len(rest) > LONGEST:
-            yield rest[:LONGEST]
-            rest = rest[LONGEST:]
+            yield bytes(rest[:LONGEST])
+            del rest[:LONGEST]
     if rest:
-        yield rest
+        yield bytes(rest)
+
+
+def _parts(line: bytearray) -> Iterator[bytes]:
+    for at in range(0, max(len(line), 1), LONGEST):
+        yield bytes(line[at : at + LONGEST])
 
 
 def shown(line: bytes, *, colour: bool) -> str:

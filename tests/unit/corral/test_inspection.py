@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +124,9 @@ def test_secrets_are_those_of_the_policy_of_the_sessions_directory(
     file.write_text(f"profile: opencode\nname: demo\nsecrets:\n  env_file: {env_file}\n")
     prepared = Prepared(invocation.user, "sha256:1", None, {}, Limits())
 
-    def logs(_: str, **options: Any) -> Iterator[bytes]:
-        assert options["tail"] == 2
-        yield b"one\nkey hunter2-hunter2\n"
+    def logs(_: str, **options: Any) -> bytes:
+        assert options["tail"] == 2 and not options["stream"]
+        return b"one\nkey hunter2-hunter2\n"
 
     monkeypatch.setattr(docker_engine, "logs", logs)
     with created(invocation, prepared, Request("run", ("agent",), "00000001")):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,34 @@ def test_times_are_lengths_or_moments() -> None:
         assert caught.value.exit_code == 2
 
 
+class Asked:
+    """docker-py's own client, and what it would ask Docker for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.params: dict[str, Any] = {}
+        self.api = docker.APIClient(base_url="http://127.0.0.1:1", version="1.41")
+        monkeypatch.setattr(self.api, "_get", self._get)
+        monkeypatch.setattr(self.api, "_get_result", self._result)
+
+    def _get(self, _: str, *, params: dict[str, Any], stream: bool) -> None:
+        self.params.update(params)
+        assert stream == bool(params["follow"])
+
+    def _result(self, _: str, stream: bool, __: None) -> object:
+        return iter([b"a", b"\n"]) if stream else b"a\n"
+
+    def read(self, *, follow: bool = False, start: float | None = None, tail: int | None = None) -> bytes:
+        invocation: Any = SimpleNamespace(api=self.api)
+        return b"".join(logs.read(invocation, A, follow=follow, start=start, tail=tail, stamps=False))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
 @pytest.mark.parametrize(
-    ("start", "asked"),
+    ("start", "since"),
     [
         (None, None),
         (logs.since("1970-01-01T00:00:00+00:00", 0.0), None),
@@ -37,21 +64,17 @@ def test_times_are_lengths_or_moments() -> None:
     ],
 )
 def test_docker_is_asked_for_everything_since_a_time_before_it(
-    monkeypatch: pytest.MonkeyPatch, start: float | None, asked: float | None
+    asked: Asked, start: float | None, since: float | None
 ) -> None:
-    api = docker.APIClient(base_url="http://127.0.0.1:1", version="1.41")
-    given: dict[str, Any] = {}
+    assert asked.read(start=start) == b"a\n"
+    assert asked.params.get("since") == since
 
-    def get(_: str, *, params: dict[str, Any], stream: bool) -> None:
-        assert stream
-        given.update(params)
 
-    monkeypatch.setattr(api, "_get", get)
-    monkeypatch.setattr(api, "_get_result", lambda *_: iter([b"a\n"]))
-    invocation: Any = SimpleNamespace(api=api)
-    assert list(logs.read(invocation, A, follow=False, start=start, tail=3, stamps=False)) == [b"a\n"]
-    assert given.get("since") == asked
-    assert given["tail"] == 3 and given["follow"] == 0
+def test_what_is_asked_for_is_passed_on(asked: Asked) -> None:
+    assert asked.read(follow=True, tail=0) == b"a\n"
+    assert (asked.params["follow"], asked.params["tail"]) == (1, 0)
+    assert asked.read() == b"a\n"
+    assert (asked.params["follow"], asked.params["tail"]) == (0, "all")
 
 
 def test_lines_come_whole_however_they_were_cut() -> None:
@@ -83,3 +106,12 @@ def test_a_line_that_does_not_end_is_cut_instead_of_kept() -> None:
     found = list(logs.lines(pieces))
     assert b"".join(found) == b"x" * 200_000
     assert max(map(len, found)) <= logs.LONGEST
+    # Ended in the same piece, too.
+    assert [len(part) for part in logs.lines([b"x" * (logs.LONGEST + 1) + b"\ny\n"])] == [logs.LONGEST, 1, 1]
+
+
+def test_a_long_line_that_comes_byte_by_byte_takes_no_more_than_many_short_ones() -> None:
+    # Copied anew for each byte it is some twenty seconds.
+    before = time.process_time()
+    assert sum(map(len, logs.lines(b"x" for _ in range(1_000_000)))) == 1_000_000
+    assert time.process_time() - before < 6
