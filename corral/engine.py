@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,10 @@ TIMEOUT = 60
 COME_BACK, COME_BACK_PAUSE = 120.0, 0.1
 # What is over does not need it, and its user waits.
 SOON = 20.0
+# Beside the engine's socket, written when it starts; and seconds that a restart takes at most.
+PIDFILE, RESTART = "docker.pid", 120.0
+# What succeeded within this many seconds ended by itself, and nobody asks how.
+SHORT = 2.0
 # Docker always listens for a detach sequence. This one no keyboard sends: 0xFF is not part of any UTF-8 text.
 NO_DETACH = b",".join([b"\xff"] * 8)
 
@@ -190,8 +195,6 @@ def remove_ended(api: APIClient, ident: str) -> None:
     Raises:
         EngineError: Docker cannot, or is not back within ``SOON`` seconds.
     """
-    import time
-
     until = time.monotonic() + SOON
     while True:
         try:
@@ -247,6 +250,25 @@ def read_ahead(held: Any) -> bytes:
         held._sock.settimeout(before)
 
 
+def ended_with_engine(api: APIClient, url: str, ident: str) -> bool:
+    """Say whether a container ended right before this engine was started: without live-restore it ends them.
+
+    Raises:
+        EngineError: Docker does not answer, or does not have it.
+    """
+    from datetime import datetime
+    from pathlib import Path
+
+    with errors("looking at the session"):
+        told = str((api.inspect_container(ident).get("State") or {}).get("FinishedAt"))
+    with contextlib.suppress(OSError, ValueError):
+        # To the second: Docker writes nine digits, of which not every Python reads more than six.
+        finished = datetime.fromisoformat(f"{told[:19]}+00:00").timestamp()
+        started = Path(url.removeprefix("unix://")).with_name(PIDFILE).stat().st_mtime
+        return 0 <= started - finished <= RESTART
+    return False
+
+
 class AttachedContainer:
     """A created container and the connection to its input and output (see ``corral.attach.Container``)."""
 
@@ -256,6 +278,8 @@ class AttachedContainer:
         self._ident = ident
         self._stdin = stdin
         self._held: Any = None
+        self._started: float | None = None
+        self._taken_along = False
 
     @property
     def held(self) -> Any:
@@ -288,8 +312,6 @@ class AttachedContainer:
 
     def rejoin(self, *, replay: bool) -> Rejoined:
         """See corral.attach.Container."""
-        import time
-
         from corral.attach import Rejoined
 
         until = time.monotonic() + COME_BACK
@@ -309,9 +331,33 @@ class AttachedContainer:
         """See corral.attach.Container."""
         with errors("starting the container"):
             self._api.start(self._ident)
+        self._started = time.monotonic()
 
     def wait(self) -> int:
-        """See corral.attach.Container."""
+        """See corral.attach.Container.
+
+        Raises:
+            EngineGoneError: Docker went away; also when it answered first, and took the container along. That
+                is said once, when it is back already: asked again, it has the exit code.
+        """
+        code = self._code()
+        briefly = self._started is not None and time.monotonic() - self._started < SHORT
+        if self._taken_along or (code == 0 and briefly):
+            return code
+        try:
+            # A Docker that is ending takes no new question; the one after it answers this.
+            self._taken_along = ended_with_engine(self._api, self._url, self._ident)
+        except EngineGoneError:
+            self._taken_along = True
+            raise
+        except EngineError:
+            # It was removed.
+            return code
+        if self._taken_along:
+            raise EngineGoneError("Docker was restarted, and ended the session")
+        return code
+
+    def _code(self) -> int:
         with errors("waiting for the container"):
             if isinstance(self._api, LocalEngine):
                 return int(self._api.wait(self._ident)["StatusCode"])

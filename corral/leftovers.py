@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from corral import attended, engine, protect, state
@@ -16,9 +15,6 @@ from policy.errors import CorralError, EnforcerError
 from policy.identity import SESSION_ID, Sandbox, StatePaths
 
 GRACE = 10
-# Beside the engine's socket, written when it starts; and seconds that a restart takes at most.
-PIDFILE = "docker.pid"
-RESTART = 120.0
 _CODE = re.compile(r"Exited \((\d+)\)")
 
 
@@ -127,13 +123,8 @@ def how(session: Session) -> str:
 
 def ended_with_engine(invocation: Invocation, session: Session) -> bool:
     """Say whether a session ended right before this engine was started: without live-restore it ends them."""
-    with contextlib.suppress(CorralError, OSError, ValueError, KeyError, TypeError):
-        pidfile = Path(base_url(invocation.user.environ).removeprefix("unix://")).with_name(PIDFILE)
-        with engine.errors("looking at the session"):
-            told = str(invocation.api.inspect_container(session.ident)["State"]["FinishedAt"])
-        # To the second: Docker writes nine digits, of which not every Python reads more than six.
-        finished = datetime.fromisoformat(f"{told[:19]}+00:00").timestamp()
-        return 0 <= pidfile.stat().st_mtime - finished <= RESTART
+    with contextlib.suppress(CorralError):
+        return engine.ended_with_engine(invocation.api, base_url(invocation.user.environ), session.ident)
     return False
 
 

@@ -76,6 +76,22 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def executable(path: str) -> str:
+    """Return a program as the first word of ExecStart=; all of that line is then taken as it is written.
+
+    Raises:
+        CorralError: a unit cannot say it.
+    """
+    # systemd: "Executable name contains special characters", and then the unit is none.
+    if set(path) & set("\"'\\"):
+        raise CorralError(
+            f"{path} has a quote or a backslash in it, and systemd starts no program of such a name",
+            "rename its directory, or link corral to another one that comes before it on your PATH",
+        )
+    # The colon: a dollar is no variable. Doubled, as in arguments, it would be two in a program's name.
+    return f":{quoted(path)}"
+
+
 def directory(path: Path) -> str:
     """Return a directory as WorkingDirectory= takes it: to the end of the line, with nothing but % special.
 
@@ -142,8 +158,7 @@ def text(
         "[Service]",
         "Type=notify",
         f"WorkingDirectory={directory(loaded.project)}",
-        # A dollar would be a variable of the unit's.
-        f"ExecStart={quoted(program).replace('$', '$$')} up --foreground",
+        f"ExecStart={executable(program)} up --foreground",
         *(f"Environment={quoted(f'{name}={environ[name]}')}" for name in KEPT if environ.get(name)),
         "Restart=always",
         *(pause if systemd >= GROWING else [f"RestartSec={FIXED}"]),
@@ -255,11 +270,18 @@ class Manager:
         """Write a unit file and have it started at boot.
 
         Raises:
-            CorralError: the disk or systemd refuses.
+            CorralError: the disk or systemd refuses; a file that was not there before is not there after.
         """
-        write_unit(self.file(sandbox), content)
-        self._systemctl("daemon-reload")
-        self._systemctl("enable", unit_of(sandbox))
+        file = self.file(sandbox)
+        new = not file.exists()
+        write_unit(file, content)
+        try:
+            self._systemctl("daemon-reload")
+            self._systemctl("enable", unit_of(sandbox))
+        except CorralError:
+            if new:
+                file.unlink(missing_ok=True)
+            raise
 
     def start(self, sandbox: Sandbox) -> None:
         """Start a unit, and wait until its agent is up.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral import engine, hooks, network, protect, relaylaunch, sessions, units
+from corral.attach import ENDED
 from corral.context import Invocation, new_session
 from corral.engine import AttachedContainer, base_url
 from corral.leftovers import release_proxy, remove, tell
@@ -187,6 +188,7 @@ def _end_of(invocation: Invocation, container: AttachedContainer, session: Sessi
                         raise
                     time.sleep(PAUSE)
             if not state_["Running"]:
+                invocation.console.tell(ENDED)
                 return int(state_["ExitCode"])
         except EngineError:
             # It was removed: corral down, or an up that replaces it.

@@ -21,6 +21,11 @@ ENV_FILE = "/home/dev/.config/corral/daemon.env"
 WORK = "/home/dev/work"
 DAEMON = f"mode: daemon\nmounts: {{rw: [{WORK}]}}\nsecrets: {{env_file: {ENV_FILE}}}\n"
 FORBIDDEN = "203.0.113.66"
+# The first systemd whose pauses between restarts can grow.
+GROWING = 254
+# What systemd notes (systemd.journal-fields(7), catalog): a unit's program ended; its restart is due.
+EXITED = "98e322203f7a4ed290d09fe03c09fe15"
+AGAIN = "5eb03494b6584870a536b337290809b3"
 
 
 @pytest.fixture
@@ -49,6 +54,24 @@ def unit(host: Host, project: Project) -> str:
     found = host.box.run(["bash", "-c", "ls ~/.config/systemd/user/corral-sandbox-*.service"]).stdout.split()
     assert len(found) == 1
     return found[0].rpartition("/")[2]
+
+
+def systemd(host: Host) -> int:
+    return int(host.root("systemctl", "--version").stdout.split()[1])
+
+
+def pauses(host: Host, name: str, since: float) -> list[float]:
+    """Seconds from each end of a unit's program to its next start, by what systemd noted itself."""
+    words = ("-o", "json", f"USER_UNIT={name}", f"MESSAGE_ID={EXITED}", "+")
+    rows = host.journal(*words, f"USER_UNIT={name}", f"MESSAGE_ID={AGAIN}", since=since).splitlines()
+    found, ended = [], 0.0
+    for row in map(json.loads, rows):
+        at = int(row["__MONOTONIC_TIMESTAMP"]) / 1e6
+        if row["MESSAGE_ID"] == EXITED:
+            ended = at
+        else:
+            found.append(at - ended)
+    return found
 
 
 def agent_environment(host: Host, container: str) -> str:
@@ -271,12 +294,22 @@ def test_the_unit_starts_it_again_and_down_is_stronger(host: Host, project: Proj
     # It took over what was up.
     assert session(project)["session"] == by_hand["session"]
     shown = host.user_systemctl(
-        "show", "-p", "Restart,RestartMaxDelayUSec,RestartSteps,RestartPreventExitStatus", name
-    ).stdout
-    assert "Restart=always" in shown and "RestartPreventExitStatus=2" in shown
-    version = int(host.root("systemctl", "--version").stdout.split()[1])
-    if version >= 254:
-        assert "RestartMaxDelayUSec=5min" in shown and "RestartSteps=8" in shown
+        "show", "-p", "Restart,RestartUSec,RestartMaxDelayUSec,RestartSteps,RestartPreventExitStatus", name
+    ).stdout.splitlines()
+    assert {"Restart=always", "RestartPreventExitStatus=2"} <= set(shown)
+    assert "without a login" not in done.stderr
+    version = systemd(host)
+    if version >= GROWING:
+        assert {"RestartUSec=1s", "RestartMaxDelayUSec=5min", "RestartSteps=8"} <= set(shown)
+        assert "pauses between restarts" not in done.stderr
+        assert "started again after a pause (1 s to 300 s)" in done.stdout
+    else:
+        assert "RestartUSec=15s" in shown
+        assert (
+            f"systemd {version} cannot let the pauses between restarts grow (254 can): they are 15 s each"
+            in done.stderr
+        )
+        assert "started again after a pause (15 s)" in done.stdout
     host.box.run(["docker", "kill", by_hand["container"]])
     until(
         lambda: [r["session"] for r in sessions(project)] not in ([], [by_hand["session"]]), 60, "a new agent"
@@ -307,6 +340,129 @@ def test_the_unit_starts_it_again_and_down_is_stronger(host: Host, project: Proj
     ).stdout
     again = project.corral("disable", check=False)
     assert (again.returncode, again.stdout[:14]) == (0, "nothing to do:")
+
+
+def test_an_agent_that_fails_at_once_is_started_again_after_pauses_that_grow(
+    host: Host, project: Project
+) -> None:
+    project.corral("enable", timeout=400)
+    name, sandbox, since = unit(host, project), session(project)["sandbox"], time.time()
+    # It fails as soon as it is there, or a moment before.
+    container = f"docker ps -q --filter label=io.corral.sandbox={sandbox} --filter status=running"
+    killer = host.box.popen(["sh", "-c", f"while :; do {container} | xargs -r docker kill; sleep 0.2; done"])
+    try:
+        until(lambda: len(pauses(host, name, since)) >= 4, 240, "it was started again four times")
+    finally:
+        host.box.kill(killer)
+    found = pauses(host, name, since)[:4]
+    if systemd(host) >= GROWING:
+        # Each is twice the one before it; over two steps a machine that is late makes no difference.
+        assert found[2] > 2 * found[0] and found[3] > 2 * found[1], found
+    else:
+        assert min(found) > 14, found
+    # Left in peace it comes up again.
+    until(lambda: sessions(project), 120, "the agent is up")
+    until(
+        lambda: host.user_systemctl("is-active", name, check=False).stdout.strip() == "active",
+        60,
+        "the unit is active",
+    )
+
+
+@pytest.fixture
+def login(host: Host) -> Iterator[None]:
+    """Somebody who is logged in, and who does not linger."""
+    stay = "systemd-run --quiet --unit=login-of-dev -p PAMName=login -p User=dev sleep infinity"
+    host.shell(f"{stay}; loginctl disable-linger dev", user="root")
+    try:
+        until(lambda: "dev" in host.root("loginctl", "list-sessions", "--no-legend").stdout, 20, "the login")
+        host.wait_enforcer()
+        yield
+    finally:
+        host.root("loginctl", "enable-linger", "dev")
+        host.root("systemctl", "stop", "login-of-dev", check=False)
+
+
+def test_without_lingering_enable_says_what_that_means_and_how_to_mend_it(
+    host: Host, project: Project, login: None
+) -> None:
+    done = project.corral("enable", "--json", timeout=400)
+    assert "without a login your units do not run, not even after a reboot" in done.stderr
+    assert "sudo loginctl enable-linger dev" in done.stderr
+    assert json.loads(done.stdout)["lingers"] is False
+    assert len(sessions(project)) == 1
+    assert "enable-linger" in project.corral("status").stdout
+    host.root("loginctl", "enable-linger", "dev")
+    assert "without a login" not in project.corral("enable", timeout=400).stderr
+
+
+@pytest.mark.parametrize(
+    ("odd", "program"),
+    [
+        ("with space", "with space"),
+        ("per%cent %n %h", "per%cent %n %h"),
+        # Of what has quotes or a backslash systemd starts nothing; it may well work there.
+        ("quote'\"$x`y`${HOME}", "dollar $x`y`${HOME}"),
+        ("back\\slash ünïcode;", "ünïcode; @ #"),
+    ],
+    ids=["space", "percent", "quotes", "backslash"],
+)
+def test_the_unit_of_an_odd_directory_is_started_by_systemd_and_its_state_stays(
+    host: Host, odd: str, program: str
+) -> None:
+    host.root("loginctl", "enable-linger", "dev")
+    programs = f"/home/dev/programs/{program}"
+    host.box.run(["mkdir", "-p", programs])
+    host.box.run(["ln", "-sfn", "/home/dev/.local/bin/corral", f"{programs}/corral"])
+    project = host.project(odd)
+    project.policy(f"{BASE_POLICY}mode: daemon\nmounts: {{rw: [{json.dumps(project.path)}]}}\n")
+    try:
+        done = project.corral("enable", timeout=400, env={"PATH": f"{programs}:/usr/bin:/bin"})
+        assert f"runs {programs}/corral" in done.stdout
+        name, first = unit(host, project), session(project)
+        assert first["project"] == project.path
+        pid = host.user_systemctl("show", "-P", "MainPID", name).stdout.strip()
+        assert host.box.run(["readlink", f"/proc/{pid}/cwd"]).stdout == f"{project.path}\n"
+        argv, environ = (
+            host.box.run(["cat", f"/proc/{pid}/{what}"]).stdout.split("\0") for what in ("cmdline", "environ")
+        )
+        assert argv[-4:-1] == [f"{programs}/corral", "up", "--foreground"], argv
+        assert f"PATH={programs}:/usr/bin:/bin" in environ
+        # What it has written is there after it was started anew.
+        state = "/home/agent/.local/share/opencode/remembered"
+        keep = 'echo "$PWD" >"$1"; echo kept >kept'
+        options = ("-w", project.path)
+        execute(host, first["container"], "sh", "-c", keep, "sh", state, options=options)
+        host.user_systemctl("restart", name)
+        second = session(project)
+        assert second["session"] != first["session"] and second["sandbox"] == first["sandbox"]
+        assert host.user_systemctl("show", "-P", "MainPID", name).stdout.strip() != pid
+        kept = execute(host, second["container"], "cat", state, "kept", options=options)
+        assert kept.stdout == f"{project.path}\nkept\n"
+        status = project.corral("status").stdout
+        assert f"unit {name}: active (running), starts with the machine" in status
+        project.corral("down")
+        assert f"{name} does not start any more" in project.corral("disable").stdout
+        assert host.user_systemctl("show", "-P", "LoadState", name).stdout.strip() == "not-found"
+    finally:
+        project.corral("disable", check=False)
+        host.box.run(["rm", "-rf", "/home/dev/programs"])
+
+
+def test_a_program_that_systemd_would_not_start_is_refused_before_anything_is_written(
+    host: Host, project: Project
+) -> None:
+    programs = "/home/dev/programs/quote'\""
+    host.box.run(["mkdir", "-p", programs])
+    host.box.run(["ln", "-sfn", "/home/dev/.local/bin/corral", f"{programs}/corral"])
+    try:
+        refused = project.corral("enable", check=False, env={"PATH": f"{programs}:/usr/bin:/bin"})
+    finally:
+        host.box.run(["rm", "-rf", "/home/dev/programs"])
+    assert refused.returncode == 1
+    assert "systemd starts no program of such a name" in refused.stderr
+    assert project.containers() == []
+    assert not host.shell("ls ~/.config/systemd/user/corral-sandbox-* 2>/dev/null || true").stdout
 
 
 def test_a_policy_that_nobody_approved_is_not_started_by_the_unit(host: Host, project: Project) -> None:

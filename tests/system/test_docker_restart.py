@@ -60,6 +60,12 @@ def test_a_session_that_docker_ended_ends_with_its_code_and_leaves_nothing(host:
     counting(host, project)
     host.restart_docker()
     assert ended(host, project) in {137, 143}
+    said = project.read("err")
+    # Once, however Docker went: it may answer for its last session while it is ending already.
+    assert said.count("Docker went away") == 1, said
+    assert said.count("Docker is back, and the session has ended (without live-restore Docker ends it)") == 1
+    printed = project.read("out").splitlines()
+    assert printed == [f"line {number}" for number in range(1, len(printed) + 1)]
     host.wait_enforcer()
     assert project.containers() == []
     assert project.inside("echo", "again").stdout == "again\n"

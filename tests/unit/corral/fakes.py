@@ -174,7 +174,7 @@ class FakeDocker:
 
     def inspect_container(self, ident: str) -> dict[str, Any]:
         row = self._find(ident)
-        body = row["Body"]
+        body = row.get("Body") or {"HostConfig": {}}
         return {
             "Id": row["Id"],
             "Config": {"Labels": row["Labels"]},

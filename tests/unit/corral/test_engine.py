@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -136,3 +137,75 @@ def test_what_is_over_is_removed_when_an_engine_that_went_away_is_back(
     monkeypatch.setattr(engine, "SOON", 0)
     with pytest.raises(EngineGoneError, match="removing the container c1"):
         engine.remove_ended(api, "c1")
+
+
+BEGIN = 1_800_000_000.0
+
+
+class Restarted:
+    """A container that ended, and an engine of which ``began`` is the start; both are times of the wall."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.api = MagicMock()
+        self.code, self.asked = 143, 0
+        self.refusal: Exception | None = None
+        self.pidfile = directory / engine.PIDFILE
+        self.pidfile.touch()
+        self.clock = 0.0
+        monkeypatch.setattr(engine.AttachedContainer, "_code", lambda _: self.code)
+        monkeypatch.setattr(engine.time, "monotonic", lambda: self.clock)
+        self.api.inspect_container = self._inspect
+        self.container = engine.AttachedContainer(
+            self.api, f"unix://{directory}/docker.sock", "c1", stdin=False
+        )
+        self.began(BEGIN + 5)
+
+    def began(self, when: float) -> None:
+        os.utime(self.pidfile, (when, when))
+
+    def _inspect(self, _: str) -> dict[str, object]:
+        self.asked += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return {"State": {"FinishedAt": "2027-01-15T08:00:00.123456789Z"}}
+
+
+@pytest.fixture
+def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarted:
+    return Restarted(tmp_path, monkeypatch)
+
+
+def test_a_docker_that_took_a_session_along_is_one_that_went_away_and_is_told_once(
+    restarted: Restarted,
+) -> None:
+    # Whatever the agent makes of the request to end.
+    restarted.code = 0
+    restarted.container.start()
+    restarted.clock += engine.SHORT
+    with pytest.raises(EngineGoneError, match="Docker was restarted, and ended the session"):
+        restarted.container.wait()
+    assert (restarted.container.wait(), restarted.asked) == (0, 1)
+
+
+@pytest.mark.parametrize("began", [-100.0, -5.0, 500.0])
+def test_a_session_that_ended_at_another_time_has_its_exit_code(restarted: Restarted, began: float) -> None:
+    restarted.began(BEGIN + began)
+    assert restarted.container.wait() == 143
+
+
+def test_what_succeeded_at_once_is_not_asked_about(restarted: Restarted) -> None:
+    restarted.code = 0
+    restarted.container.start()
+    assert (restarted.container.wait(), restarted.asked) == (0, 0)
+
+
+def test_how_one_ended_is_its_exit_code_when_it_was_removed_and_unknown_when_docker_is_away(
+    restarted: Restarted,
+) -> None:
+    restarted.refusal = refusal(404, "no such container")
+    assert restarted.container.wait() == 143
+    restarted.refusal = requests.ConnectionError("refused")
+    with pytest.raises(EngineGoneError):
+        restarted.container.wait()
+    # Whoever waited until it was back asks again.
+    assert restarted.container.wait() == 143

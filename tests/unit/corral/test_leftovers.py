@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from corral import attended, down, leftovers, protect, relay, sessions, units
+from corral import attended, down, engine, leftovers, protect, relay, sessions, units
 from corral.context import Invocation
 from corral.looking import Entry, Look
 from corral.sessions import Note, Session
@@ -228,8 +228,8 @@ def test_one_that_ended_with_its_engine_is_told_so(
     restarted: bool,
 ) -> None:
     left.make("aaaaaaaa")
-    (tmp_path / leftovers.PIDFILE).touch()
-    os.utime(tmp_path / leftovers.PIDFILE, (START, START))
+    (tmp_path / engine.PIDFILE).touch()
+    os.utime(tmp_path / engine.PIDFILE, (START, START))
     monkeypatch.setattr(leftovers, "base_url", lambda _: f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr(left.docker, "inspect_container", lambda _: {"State": {"FinishedAt": finished}})
     left.sweep()

@@ -49,10 +49,17 @@ def test_odd_paths_are_said_as_systemd_reads_them(loaded: LoadedPolicy) -> None:
     odd = replace(loaded, project=Path('/home/dev/a b%n "ü"'))
     lines = unit(odd, program="/opt/a b%$x/corral")
     assert 'WorkingDirectory=/home/dev/a b%%n "ü"' in lines
-    assert 'ExecStart="/opt/a b%%$$x/corral" up --foreground' in lines
+    assert 'ExecStart=:"/opt/a b%%$x/corral" up --foreground' in lines
     for bad in ("/a\nExecStart=/evil", "/a\t", "/a ", "/a\\"):
         with pytest.raises(CorralError):
             unit(replace(loaded, project=Path(bad)))
+
+
+@pytest.mark.parametrize("odd", ["it's", 'a "b"', "a\\b"])
+def test_a_program_that_systemd_does_not_start_is_refused(loaded: LoadedPolicy, odd: str) -> None:
+    with pytest.raises(CorralError, match="systemd starts no program of such a name") as caught:
+        unit(loaded, program=f"/opt/{odd}/corral")
+    assert caught.value.hint is not None and "link corral" in caught.value.hint
 
 
 def test_the_program_is_found_by_path_and_not_where_the_agent_writes(tmp_path: Path) -> None:
@@ -124,6 +131,23 @@ def test_a_unit_is_written_enabled_and_started(
     assert manager.file(sandbox).read_text() == "x\n"
     assert manager.enabled(sandbox)
     assert manager.version() == 257
+
+
+@pytest.mark.parametrize("refused", ["daemon-reload", "enable"])
+def test_a_unit_that_systemd_did_not_take_leaves_no_file(
+    systemd: Systemd, manager: units.Manager, loaded: LoadedPolicy, refused: str
+) -> None:
+    systemd.fail = refused
+    with pytest.raises(CorralError):
+        manager.write(loaded.sandbox, "x\n")
+    assert not manager.file(loaded.sandbox).exists()
+    # One that is there is somebody's, and stays.
+    systemd.fail = ""
+    manager.write(loaded.sandbox, "x\n")
+    systemd.fail = refused
+    with pytest.raises(CorralError):
+        manager.write(loaded.sandbox, "y\n")
+    assert manager.file(loaded.sandbox).exists()
 
 
 def test_disabled_what_runs_goes_on_and_the_file_goes_with_it(
