@@ -8,6 +8,7 @@ import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from tests.lab import Box, Internet, Lab
 from tests.lab.product import PROJECT
 
 from .host import CONFIG, install
+from .person import LEAVE
 
 CLONE = "corral"
-ALLOWED = "allowed1.corral.example"
+ALLOWED, SECOND = "allowed1.corral.example", "allowed2.corral.example"
 
-# Types lines into a shell, each when the prompt is back. Says yes to what is asked, leaves what fills the screen.
+# Types lines into a shell, each when the prompt is back. Says yes to what is asked, leaves what fills the screen; with
+# a line come keys that leave what it starts, and the words after which they are typed.
 TYPIST = r"""
 import fcntl, json, os, pty, re, select, struct, sys, termios, time
 lines = json.loads(sys.argv[1])
@@ -31,7 +34,7 @@ if pid == 0:
     os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
 
-def until_prompt(limit):
+def until_prompt(limit, keys="", after=""):
     data, end, answered, leaving = b"", time.monotonic() + limit, 0, 0.0
     while True:
         plain = re.sub(rb"\x1b\[[0-9;?<>=]*[A-Za-z]|\x1b\][^\x07]*\x07|\r", b"", data)
@@ -40,7 +43,10 @@ def until_prompt(limit):
         if len(re.findall(rb"\[(?:Y/n|y/N)\]", plain)) > answered:
             answered += 1
             os.write(terminal, b"y\n")
-        full = data.rfind(b"\x1b[?1049h") > data.rfind(b"\x1b[?1049l")
+        if keys and re.search(after.encode(), plain) and time.monotonic() > leaving:
+            leaving = time.monotonic() + 2
+            os.write(terminal, keys.encode())
+        full = not keys and data.rfind(b"\x1b[?1049h") > data.rfind(b"\x1b[?1049l")
         if full and b"ctrl+p" in plain.lower() and time.monotonic() > leaving:
             leaving = time.monotonic() + 2
             os.write(terminal, b"\x03")
@@ -51,9 +57,9 @@ def until_prompt(limit):
 
 until_prompt(30)
 said = []
-for line in lines:
+for line, *leaving in lines:
     os.write(terminal, line.encode() + b"\n")
-    shown = until_prompt(600)
+    shown = until_prompt(600, *leaving)
     os.write(terminal, b"echo code=$?\n")
     code = re.findall(r"code=(\d+)", until_prompt(30))[-1]
     said.append({"line": line, "shown": shown, "code": int(code)})
@@ -62,6 +68,78 @@ print(json.dumps(said))
 """
 
 EDITOR = "#!/bin/sh\nprintf 'limits: {best_effort: true}\\n' >>\"$1\"\nsed -i 's/^  # allow:$/  allow:\\n    - NAME/' \"$1\"\n"
+
+ID = """corral ps --here --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["sessions"][0]["session"])'"""
+LEFT = (LEAVE, "leaves it running")
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of README between backquotes, and the line that is typed for them, when it is another one.
+
+    ``leave``: keys, and the words after which they leave what the line starts. Without ``words`` it is what has to be
+    done beside it.
+    """
+
+    words: str = ""
+    line: str = ""
+    leave: tuple[str, ...] = ()
+    codes: tuple[int, ...] = (0,)
+    shows: str = ""
+
+    @property
+    def typed(self) -> str:
+        return self.line or self.words
+
+
+# What README tells to do beside its blocks, in an order in which somebody may come to it.
+REST = (
+    Words("systemctl --user status corral-enforcer", shows="active \\(running\\)"),
+    Words('sudo loginctl enable-linger "$USER"'),
+    Words("corral run --detach", shows="[0-9a-f]{8}"),
+    Words("corral status", shows=ALLOWED),
+    Words("corral allow HOST --for 1h", f"corral allow {SECOND} --for 1h", shows="203.0.113.20"),
+    Words("corral deny HOST", f"corral deny {SECOND}", shows=SECOND),
+    Words("corral refresh", shows=ALLOWED),
+    Words("corral policy check HOST:PORT", f"corral policy check {ALLOWED}:443", shows=ALLOWED),
+    Words("corral run --resume SESSION", f'corral run --resume "$({ID})"', LEFT, shows="which goes on"),
+    Words("corral render", shows="io.corral"),
+    Words("render --check", "corral render --check"),
+    Words("corral shell", leave=("\x04", r"[$#] $")),
+    Words("corral denied"),
+    Words("corral verify --explain CHECK", "corral verify --explain no-sudo", shows="no-sudo"),
+    # What it finds in the box is no matter here.
+    Words("corral doctor", codes=(0, 1), shows="checks:"),
+    Words("corral prune"),
+    Words("corral df", shows="myproject-"),
+    *(
+        Words("corral completion bash|zsh|fish", f"corral completion {name}", shows=told)
+        for name, told in (("bash", "complete -"), ("zsh", "compdef"), ("fish", "complete -"))
+    ),
+    # An upgrade, "sandboxes may run meanwhile".
+    Words("corral install"),
+    Words("corral attach", leave=LEFT, shows="which goes on"),
+    Words("corral down", shows="removed 1 container"),
+    Words(line="sed -i '/^mode:/d' corral.yaml; echo 'mode: daemon' >>corral.yaml"),
+    Words("corral up", shows="is up"),
+    Words("corral attach", leave=LEFT, shows="which goes on"),
+    Words("corral enable", shows="corral-sandbox-"),
+    Words(line="corral disable"),
+    Words(line="corral down", shows="removed 1 container"),
+    Words("--dry-run", "corral uninstall --dry-run"),
+    Words("corral uninstall"),
+    Words("pipx uninstall corral", shows="uninstalled"),
+)
+# In a sentence that says what they are, after the blocks that type them.
+TYPED_ABOVE = {"corral verify", "corral run", "corral shell"}
+
+
+def sentences() -> set[str]:
+    """Return the commands that README has between backquotes."""
+    prose = re.sub(r"^```\w*\n.*?^```$", "", (PROJECT / "README.md").read_text(), flags=re.M | re.S)
+    found = {" ".join(words.split()) for words in re.findall(r"`([^`]+)`", prose)}
+    begins = r"(corral|sudo|pipx|systemctl|render) \S|--dry-run"
+    return {words for words in found if re.match(begins, words)} - TYPED_ABOVE
 
 
 def commands(section: str) -> list[str]:
@@ -114,9 +192,7 @@ def fresh(lab: Lab, installed: Box, internet: Internet) -> Iterator[Box]:
     *("trixie", "sid", "bookworm", "trixie-own", "rootless"),
     reason="Docker on the legacy tables needs python-iptables too, which is in docs/engines.md and not in README",
 )
-def test_the_readme_typed_literally_from_the_clone_to_the_agent_s_screen(
-    fresh: Box, internet: Internet
-) -> None:
+def test_the_readme_typed_literally_from_the_clone_to_the_last_word(fresh: Box, internet: Internet) -> None:
     lines = [
         f"cd ~/{CLONE}",
         *commands("Install"),
@@ -126,8 +202,11 @@ def test_the_readme_typed_literally_from_the_clone_to_the_agent_s_screen(
     assert {"pipx install .", "corral build", "corral verify", "corral run"} <= {
         line.partition("#")[0].strip() for line in lines
     }
-    done = fresh.run(["python3", "-c", TYPIST, json.dumps(lines)], timeout=1500)
-    said = {row["line"].partition("#")[0].strip(): row for row in json.loads(done.stdout.splitlines()[-1])}
+    assert sentences() == {one.words for one in REST} - {""} - TYPED_ABOVE
+    typed = [[line] for line in lines] + [[one.typed, *one.leave] for one in REST]
+    done = fresh.run(["python3", "-c", TYPIST, json.dumps(typed)], timeout=2400)
+    rows = json.loads(done.stdout.splitlines()[-1])
+    said = {row["line"].partition("#")[0].strip(): row for row in rows[: len(lines)]}
     for row in said.values():
         # An agent's program that is left with Ctrl-C has its own idea of an exit code.
         assert row["code"] == 0 or row["line"].startswith("corral run"), row
@@ -140,3 +219,9 @@ def test_the_readme_typed_literally_from_the_clone_to_the_agent_s_screen(
     # The agent drew its screen: it was started, in the fence, and had what it needs.
     assert "\x1b[?1049h" in said["corral run"]["shown"]
     assert internet.packets("203.0.113.10") > 0
+    for one, row in zip(REST, rows[len(lines) :], strict=True):
+        assert row["code"] in one.codes, row
+        # Without what was typed itself.
+        assert re.search(one.shows, row["shown"].partition("\n")[2]), row
+    assert fresh.run(["sh", "-c", "command -v corral"], check=False).returncode != 0
+    assert fresh.run(["test", "-e", "/opt/corral"], check=False).returncode == 1
