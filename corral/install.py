@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from corral import __version__, hostcheck, hostfacts, oserrors, process, relay, rootless
+from corral import __version__, hostcheck, hostfacts, oserrors, process, relay, rootless, unitwords
 from corral.context import check_versions
 from corral.installer import common
 from corral.installer.bundle import program
@@ -361,11 +361,14 @@ def programs() -> tuple[Path, Path]:
 
     Raises:
         InstallError: one is not there.
+        CorralError: no unit can name one.
     """
     enforcer, own = (Path(sys.executable).parent / name for name in ("corral-enforcer", "corral"))
     for path in (enforcer, own):
         if not path.exists():
             raise InstallError(f"{path} is missing", "install corral with pipx, then run: corral install")
+        # Here, before anything is done: a unit will have to say it.
+        unitwords.program(path)
     return enforcer, own
 
 
@@ -375,13 +378,19 @@ def enforcer_unit(*, rootless: bool) -> str:
     Args:
         rootless: for an engine of the user's own.
     """
-    text = unit_text(USER_UNIT).replace("@ENFORCER@", str(programs()[0]))
+    text = _with(unit_text(USER_UNIT), "@ENFORCER@", programs()[0])
     return text.replace("@OPTIONS@", " --rootless" if rootless else "")
+
+
+def _with(text: str, mark: str, program: Path) -> str:
+    """Fill in a program, as a condition takes it and as a command does."""
+    text = text.replace(f"PathExists={mark}", f"PathExists={unitwords.directory(program)}")
+    return text.replace(mark, unitwords.program(program))
 
 
 def sweep_unit(*, rootless: bool) -> str:
     """Return the text of the unit that sweeps at each start of the enforcer; see ``enforcer_unit``."""
-    text = unit_text(SWEEP_UNIT).replace("@CORRAL@", str(programs()[1]))
+    text = _with(unit_text(SWEEP_UNIT), "@CORRAL@", programs()[1])
     return text.replace("@ENGINE@", "unix://%t/docker.sock" if rootless else hostcheck.DEFAULT_SOCKET)
 
 

@@ -14,6 +14,7 @@ from corral.install import USER_UNIT, write_unit
 from corral.membership import membership
 from corral.relay import NO_MANAGER, environment, properties
 from corral.session import User
+from corral.unitwords import directory, executable, quoted
 from corral.user import user_units
 from policy.errors import CorralError
 from policy.identity import Sandbox
@@ -63,51 +64,6 @@ class State:
 def unit_of(sandbox: Sandbox) -> str:
     """Return the name of a sandbox's unit."""
     return f"{PREFIX}{sandbox.token}.service"
-
-
-def quoted(text: str) -> str:
-    """Return text as one word of a unit file.
-
-    Raises:
-        CorralError: a unit cannot say it.
-    """
-    _sayable(text)
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"'
-
-
-def executable(path: str) -> str:
-    """Return a program as the first word of ExecStart=; all of that line is then taken as it is written.
-
-    Raises:
-        CorralError: a unit cannot say it.
-    """
-    # systemd: "Executable name contains special characters", and then the unit is none.
-    if set(path) & set("\"'\\"):
-        raise CorralError(
-            f"{path} has a quote or a backslash in it, and systemd starts no program of such a name",
-            "rename its directory, or link corral to another one that comes before it on your PATH",
-        )
-    # The colon: a dollar is no variable. Doubled, as in arguments, it would be two in a program's name.
-    return f":{quoted(path)}"
-
-
-def directory(path: Path) -> str:
-    """Return a directory as WorkingDirectory= takes it: to the end of the line, with nothing but % special.
-
-    Raises:
-        CorralError: a unit cannot say it.
-    """
-    text = str(path)
-    _sayable(text)
-    if text != text.strip() or text.endswith("\\"):
-        raise CorralError(f"{text!r} ends as no line of a unit can", "rename it")
-    return text.replace("%", "%%")
-
-
-def _sayable(text: str) -> None:
-    if not text.isprintable():
-        raise CorralError(f"{text!r} has characters that a unit of systemd cannot say", "rename it")
 
 
 def trusted(search: str, writable: Sequence[Path]) -> str:

@@ -17,7 +17,7 @@ from corral import process
 from corral.install import await_enforcer, check_before, root_program
 from corral.installer.bundle import MODULES, program, source
 from corral.membership import Membership
-from policy.errors import EnforcerError, InstallError
+from policy.errors import CorralError, EnforcerError, InstallError
 from tests.unit.corral.fakes import FakeEnforcer
 
 MEMBER = Membership(1000, "agnes", 999, member=True)
@@ -268,3 +268,34 @@ def test_the_sweep_is_enabled_before_the_enforcer_is_started_and_not_started_its
     assert told.index(("enable", module.SWEEP_UNIT)) < told.index(("restart", module.USER_UNIT))
     assert ("restart", module.SWEEP_UNIT) not in told and ("start", module.SWEEP_UNIT) not in told
     assert ("enable", module.USER_UNIT) in told
+
+
+def test_a_home_with_odd_characters_is_said_as_systemd_understands_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "a home" / "100%s" / "$pipx"
+    monkeypatch.setattr(module, "programs", lambda: (own / "corral-enforcer", own / "corral"))
+    said = f"{tmp_path}/a home/100%%s/$pipx"
+    for text, name in (
+        (module.enforcer_unit(rootless=True), "corral-enforcer"),
+        (module.sweep_unit(rootless=True), "corral"),
+    ):
+        lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] not in "#[")
+        condition = lines.get("AssertPathExists") or lines["ConditionPathExists"]
+        # A condition goes to the end of its line; of a command, the first word does to the second quote.
+        assert condition == f"{said}/{name}"
+        assert lines["ExecStart"].startswith(f':"{said}/{name}" ')
+    monkeypatch.setattr(module, "programs", lambda: (tmp_path / "enforcer", tmp_path / "corral"))
+    assert f"ExecStart={tmp_path}/enforcer --rootless\n" in module.enforcer_unit(rootless=True)
+
+
+def test_a_home_that_no_unit_can_say_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "a'b"
+    own.mkdir()
+    for name in ("corral-enforcer", "corral"):
+        (own / name).touch()
+    monkeypatch.setattr(module.sys, "executable", str(own / "python"))
+    with pytest.raises(CorralError, match="has a quote or a backslash"):
+        module.programs()
