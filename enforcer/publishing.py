@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -11,21 +10,21 @@ from enforcer.sessions import Session
 from enforcer.writerclient import Held, rows_of
 from policy.errors import EnforcerError
 
-log = logging.getLogger("corral.enforcer")
-
 
 def publish(
     sessions: Collection[Session], state: pins.State, rows: AbstractSet[desired.Row]
-) -> dict[str, Mapping[str, tuple[str, ...]]]:
+) -> tuple[dict[str, Mapping[str, tuple[str, ...]]], list[str]]:
     """Bring the hosts files to what ``state`` wants and the kernel holds of it, ``rows``.
 
     ``sessions`` are all known to ``state``.
 
     Returns:
-        Container id -> name -> addresses, of the containers whose file says all that is wanted.
+        Container id -> name -> addresses, of the containers whose file says all that is wanted; and why the
+        files of others could not be written.
     """
     wanted, live = pins.published(state), desired.live(rows, sessions)
     done: dict[str, Mapping[str, tuple[str, ...]]] = {}
+    failed = []
     for session in sessions:
         own, waiting = wanted[session.container], pins.readiness(state, session.container).pending
         try:
@@ -39,11 +38,11 @@ def publish(
             )
             hostsfile.publish(session.hosts_file, desired.hosts_content(session, shown))
         except (EnforcerError, ValueError) as error:
-            log.error("%s: %s", session.name, error)
+            failed.append(f"{session.name}: {error}")
             continue
         if not waiting and shown == own:
             done[session.container] = own
-    return done
+    return done, failed
 
 
 def satisfied(

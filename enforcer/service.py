@@ -295,7 +295,7 @@ class Service:
         # Killed from here on, the next service knows what the kernel may hold and the hosts files may say.
         self.names.save()
         # What leaves a hosts file leaves it before the kernel; what enters it enters the kernel first.
-        done = self._publish(sessions, state, rows_of(previous.pins) & rules.pins.keys())
+        done, _ = self._publish(sessions, state, rows_of(previous.pins) & rules.pins.keys())
         self.shown = {ident: done[ident] for ident in self.shown.keys() & done.keys()}
         self.held = await asyncio.to_thread(
             self._writer.apply,
@@ -313,7 +313,8 @@ class Service:
             # A repair is under way; what could not be added meanwhile is asked for again.
             self._retry()
         self.doors.wrote(mark, rules.pins.keys(), rules.ends, self.held)
-        done = self._publish(sessions, state, rows_of(self.held.pins))
+        done, failed = self._publish(sessions, state, rows_of(self.held.pins))
+        self._note_problem("hosts", "; ".join(failed))
         held, true, serves = self.held, self.open.true, self.dialing.serves
         self.shown = publishing.satisfied(sessions, done, rules, held, true, serves)
         self._renew_used(previous, self.held)
@@ -335,7 +336,7 @@ class Service:
 
     def _publish(
         self, sessions: Iterable[Session], state: pins.State, rows: AbstractSet[desired.Row]
-    ) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    ) -> tuple[dict[str, Mapping[str, tuple[str, ...]]], list[str]]:
         """See publishing.publish: of the sessions that are there still."""
         known = state.containers.keys() & self.tracker.sessions.keys()
         return publishing.publish([one for one in sessions if one.container in known], state, rows)

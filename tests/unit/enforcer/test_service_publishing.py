@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from enforcer import pins
+import pytest
+
+from enforcer import hostsfile, pins
 from enforcer.vetting import Vetting
 from enforcer.writerclient import Held
 from policy.errors import EnforcerError
@@ -149,5 +152,34 @@ def test_an_address_that_so_many_new_ones_displace_leaves_the_hosts_file_before_
         assert FIRST not in {row[3] for row in world.writer.pins}
         assert watched.seen[0] == []
         assert set(addresses(world)) <= set(many)
+
+    play(acts)
+
+
+def test_a_file_that_cannot_be_written_is_told_and_tried_again_until_it_can(
+    play: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, tries = hostsfile.publish, list[Path]()
+
+    def full(path: Path, _: bytes) -> bool:
+        tries.append(path)
+        raise EnforcerError(f"cannot publish the hosts file {path}: No space left on device")
+
+    async def acts(world: World) -> None:
+        world.container("c1", "00000001")
+        await ask(world.client.await_ready, "c1")
+        monkeypatch.setattr(hostsfile, "publish", full)
+        moved(world, SECOND)
+        with pytest.raises(EnforcerError, match="it is tried on"):
+            await ask(world.client.refresh, None)
+        (told,) = (await ask(world.client.status))["errors"]
+        assert "No space left on device" in told
+        assert addresses(world) == [FIRST]
+        many = len(tries)
+        await eventually(lambda: len(tries) > many + 2)
+        monkeypatch.setattr(hostsfile, "publish", write)
+        # Nothing else happens.
+        await eventually(lambda: addresses(world) == [SECOND])
+        await eventually(lambda: world.service.errors == {})
 
     play(acts)
