@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from agent_image.foreign import Api as ForeignApi
     from agent_image.foreign import Foreign
     from agent_image.spec import ImageSpec
+    from corral.building import Building
+    from corral.console import Console, Step
 
 
 def image_spec(
@@ -182,7 +184,7 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     if image is not None and existing.look(invocation.api, image) is None:
         pin = existing.read(invocation.read_paths.root, force=force)
         if pin is None or pin.reference != image or existing.look(invocation.api, pin.ident) is None:
-            existing.pull(invocation.api, image, console.tell)
+            existing.pull(invocation.api, image, console.say)
     spec, host = inputs(invocation, loaded, force=force)
     for note in host.notes:
         console.detail(note)
@@ -191,19 +193,11 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
     paths = invocation.paths
     state.remember_project(paths, loaded.project)
     proxies = build_proxies(host)
-    announced = False
-
-    def progress(line: str) -> None:
-        nonlocal announced
-        if not announced:
-            announced = True
-            console.tell(f"building the image of {loaded.sandbox.id}; the first time takes a few minutes")
-            console.detail("a build has the network of the engine: the sandbox's rules are not for it")
-            for warning in unreachable_proxies(proxies):
-                console.warn(warning)
-        console.detail(line)
-
-    with console.step("image", minor=True), _base(invocation, spec.foreign, force=force):
+    with (
+        console.step("image", minor=True) as step,
+        _base(invocation, spec.foreign, force=force),
+        contextlib.ExitStack() as stack,
+    ):
         built = build(
             spec,
             tag=loaded.sandbox.image,
@@ -214,13 +208,42 @@ def ensure_image(invocation: Invocation, *, force: bool = False) -> Built:
             runner=SubprocessRunner(),
             environ=user.environ,
             proxies=proxies.variables(),
-            progress=progress,
+            progress=_Shown(console, step, stack, loaded.sandbox.id, proxies),
             force=force,
             ready=lambda: room.insist(invocation.api, loaded.sandbox.image, invocation.data),
         )
+        if built.builder is None:
+            step.note = "up to date"
         if spec.foreign is not None and built.builder is not None:
             _insist_on_base(invocation, spec.foreign)
     return built
+
+
+class _Shown:
+    """Takes the lines of a build, if there is one; ``stack`` is told of what is to be done when it ends."""
+
+    def __init__(
+        self, console: Console, step: Step, stack: contextlib.ExitStack, sandbox: str, proxies: Proxies
+    ) -> None:
+        self._console, self._step, self._stack = console, step, stack
+        self._sandbox, self._proxies = sandbox, proxies
+        self._building: Building | None = None
+
+    def __call__(self, line: str) -> None:
+        if self._building is None:
+            # Most starts build nothing.
+            from corral.building import Building
+
+            self._announce()
+            self._building = self._stack.enter_context(Building(self._console, self._step))
+        self._building.line(line)
+
+    def _announce(self) -> None:
+        console = self._console
+        console.say(f"building the image of {self._sandbox}; the first time takes a few minutes")
+        console.detail("a build has the network of the engine: the sandbox's rules are not for it")
+        for warning in unreachable_proxies(self._proxies):
+            console.warn(warning)
 
 
 def _insist_on_base(invocation: Invocation, foreign: Foreign) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
+from corral.going import Going, fitted
 from corral.plain import terminal_safe
 
 RED, YELLOW, BOLD, RESET = "\033[31m", "\033[33m", "\033[1m", "\033[0m"
@@ -22,6 +23,22 @@ def paint(text: str, colour: str, enabled: bool) -> str:
     return f"{colour}{text}{RESET}" if enabled else text
 
 
+class Step:
+    """A step that goes on.
+
+    ``shown``: whether it is of interest without -v. ``note``: a word about its end.
+    """
+
+    def __init__(self, shown: bool, done: Callable[[], None]) -> None:
+        self.shown, self.note = shown, ""
+        self._done = done
+
+    def parts(self) -> None:
+        """From now on its parts are shown while they go on, and it is of interest in any case."""
+        self.shown = True
+        self._done()
+
+
 class Console:
     """Progress and warnings of one command.
 
@@ -30,6 +47,9 @@ class Console:
         colour: whether escape sequences may be written.
         progress: whether steps are shown at all.
         verbose: whether details (the lines of a build) are shown too.
+        minor: whether minor steps are shown where progress is.
+        live: whether the last line can be written anew.
+        room: tells how many cells a line about progress may have; 0: as many as it likes.
         clock: seconds, monotonic.
     """
 
@@ -40,21 +60,56 @@ class Console:
         colour: bool = False,
         progress: bool = False,
         verbose: bool = False,
+        minor: bool = False,
+        live: bool = False,
+        room: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
+        # With -v there are more lines than anybody could follow a last one below.
+        self._going = Going(stream, live=live and progress and not verbose, room=room, clock=clock)
         self._clock = clock
+        self._room = room
         self.colour = colour
         self.progress = progress
         self.verbose = verbose
+        self.minor = minor
 
     @contextlib.contextmanager
-    def step(self, what: str, *, minor: bool = False) -> Iterator[None]:
-        """Show ``what`` with the seconds it took, when it is done. A minor step is for -v only."""
-        began = self._clock()
-        yield
-        if self.verbose or (self.progress and not minor):
-            self._line(f"corral: {what} ({self._clock() - began:.1f} s)")
+    def step(self, what: str, *, minor: bool = False) -> Iterator[Step]:
+        """Show ``what`` while it goes on, and with the seconds it took when it is done.
+
+        A minor step is for -v only, and for commands that show them all.
+        """
+        shown, began = self.minor or not minor, self._clock()
+        key = self.begin(what, began) if shown else None
+        step = Step(shown, lambda: self.end(key))
+        try:
+            yield step
+        finally:
+            self.end(key)
+        if step.shown or self.verbose:
+            self.took(what, self._clock() - began, step.note)
+
+    def begin(self, what: str, began: float) -> int | None:
+        """Show at a terminal that something goes on since ``began``, until ``end`` is called with the result."""
+        return self._going.begin(what, began) if self.progress else None
+
+    def end(self, key: int | None) -> None:
+        """Show it no more."""
+        if key is not None:
+            self._going.end(key)
+
+    def took(self, what: str, seconds: float, note: str = "", *, within: bool = False) -> None:
+        """Show a line of progress: what is done, and how long it took; ``within``: a part of something."""
+        if self.progress or self.verbose:
+            tail = f" ({seconds:.1f} s{'; ' if note else ''}{note})"
+            indent = "  " if within else ""
+            self._line(fitted(f"corral: {indent}{what}", tail, self._room() if self.progress else 0))
+
+    def fits(self, what: str, seconds: float, note: str) -> bool:
+        """Say whether ``took`` would have room for all of this."""
+        room = self._room() if self.progress else 0
+        return not room or len(f"corral: {what} ({seconds:.1f} s; {note})") <= room
 
     def say(self, text: str) -> None:
         """Show a line of progress."""
@@ -90,7 +145,4 @@ class Console:
         text = terminal_safe(text)
         if colour:
             text = paint(text, colour, self.colour)
-        # A reader that went away must not end a session.
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text + "\n")
-            self._stream.flush()
+        self._going.line(text)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -299,7 +299,7 @@ def created(
                 )
                 _create_hosts(spec, prepared.plan)
                 # Cut off, the request goes on in Docker, and the container comes after all was removed.
-                with signals_held():
+                with invocation.console.step("container", minor=True), signals_held():
                     made.ident, told = engine.create_container(
                         api,
                         body(spec, request),
@@ -310,8 +310,9 @@ def created(
             working = Later(meanwhile)
             ready: Mapping[str, Any] = {}
             if prepared.plan is not None:
-                with invocation.console.step("network policy", minor=True):
+                with invocation.console.step("network policy", minor=True) as step:
                     ready = invocation.enforcer.await_ready(made.ident, timeout=READY_TIMEOUT)
+                    step.note = _counted(ready.get("names") or {})
             for warning in (*told, *ready.get("warnings", ())):
                 invocation.console.warn(str(warning))
             working.result()
@@ -319,6 +320,12 @@ def created(
                 made.proxy.result()
             places.check()
             yield Created(made.ident, spec, ready, fetched, made)
+
+
+def _counted(names: Mapping[str, Sequence[str]]) -> str:
+    """Return how many of a session's names have an address."""
+    found = sum(bool(addresses) for addresses in names.values())
+    return f"{found} of {len(names)} names have an address" if names else "no names"
 
 
 def _proxy(invocation: Invocation, prepared: Prepared, session: str) -> Using:

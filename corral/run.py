@@ -222,6 +222,7 @@ def watched(invocation: Invocation, made: Created) -> None:
             fetched=made.fetched,
             show=invocation.console.show,
             seen=screen.feed,
+            step=lambda what: invocation.console.step(what, minor=True),
         )
     keeper.save()
 

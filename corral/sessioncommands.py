@@ -52,7 +52,7 @@ def up(
     def action() -> int:
         from corral import up as on
 
-        invocation = _invocation(accepted=accept, engine=True)
+        invocation = _invocation(accepted=accept, engine=True, steps=True)
         with naming(invocation.data):
             found = on.up(invocation, foreground=foreground, environ=os.environ)
         if isinstance(found, int):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from corral.frames import FrameDecoder
@@ -20,6 +22,8 @@ PATIENCE = 60.0
 # A program that ends within this has not started: a missing one, a wrong option.
 EARLY = 1.0
 TOLD = 20
+# What a user sees of it.
+GATE, READY = "gate: closed and reachable as the policy says", "ready: the program runs"
 
 
 class Starting(Protocol):
@@ -92,6 +96,7 @@ def start(
     clock: Callable[[], float] = time.monotonic,
     early: float = EARLY,
     ready: Callable[[Sequence[str]], bool] = lambda _: True,
+    step: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
     """Start a container and return once its program runs.
 
@@ -105,6 +110,7 @@ def start(
         clock: seconds, monotonic.
         early: seconds in which a program that ends has not started.
         ready: says by the program's lines so far whether it is what was waited for.
+        step: is entered for GATE, then for READY.
 
     Raises:
         CorralError: it ended, or the gate did not open, or the program did not become ready.
@@ -112,21 +118,28 @@ def start(
     """
     connection.setblocking(False)
     watch = _Watch(connection, tty, show, seen)
-    container.start()
     until = clock() + PATIENCE
-    while not (watch.passed and fetched.is_set() and ready(watch.lines)):
-        if watch.ended:
-            raise _ended(container, watch)
-        if clock() >= until and watch.passed and fetched.is_set():
-            raise CorralError(f"the program was not ready within {PATIENCE:g} s", "corral verify says more")
-        if clock() >= until:
-            raise CorralError(f"the gate did not open within {PATIENCE:g} s", "corral verify says more")
-        watch.read(0.05 if watch.passed else 1.0)
-    until = clock() + early
-    while (left := until - clock()) > 0:
-        watch.read(left)
-        if watch.ended:
-            raise _ended(container, watch)
+    with step(GATE):
+        container.start()
+        while not watch.passed:
+            _more(container, watch, until - clock(), "the gate did not open")
+    with step(READY):
+        while not (fetched.is_set() and ready(watch.lines)):
+            late = "the program was not ready" if fetched.is_set() else "the gate did not open"
+            _more(container, watch, until - clock(), late)
+        until = clock() + early
+        while (left := until - clock()) > 0:
+            watch.read(left)
+            if watch.ended:
+                raise _ended(container, watch)
+
+
+def _more(container: Starting, watch: _Watch, left: float, late: str) -> None:
+    if watch.ended:
+        raise _ended(container, watch)
+    if left <= 0:
+        raise CorralError(f"{late} within {PATIENCE:g} s", "corral verify says more")
+    watch.read(0.05 if watch.passed else 1.0)
 
 
 def _ended(container: Starting, watch: _Watch) -> CorralError:

@@ -71,7 +71,9 @@ def up(invocation: Invocation, *, foreground: bool = False, environ: Mapping[str
     manager = units.Manager(invocation.user)
     if not foreground:
         units.require_linger(invocation.user.uid)
-    with network.locked(invocation.paths.root / "up.lock"):
+    with network.locked(invocation.paths.root / "up.lock"), invocation.console.step("up") as whole:
+        # Its parts are shown.
+        whole.parts()
         found = _ensure(invocation, prepare(invocation))
     if foreground:
         relaylaunch.tell_ready(environ)
@@ -124,7 +126,6 @@ def _start(invocation: Invocation, prepared: Prepared, others: Sequence[Session]
             loaded, invocation.paths, request.session, user.environ, console.warn_block, at_once=False
         ) as watch,
         created(invocation, prepared, request, watch.look) as made,
-        console.step("start"),
     ):
         watch.save()
         _end(invocation, others)
