@@ -1,6 +1,6 @@
 """The steps of a build, read off what its builder prints.
 
-BuildKit numbers what it does and does some of it at the same time; the classic builder goes from step to step.
+BuildKit numbers what it does, some of it at the same time; the classic builder goes from step to step.
 Both begin with a line that tells them apart. Nothing here is decided by it but what is shown.
 """
 
@@ -63,7 +63,7 @@ class Event:
     seconds: float = 0.0
 
 
-def named(text: str) -> Step:
+def named(text: str) -> Step:  # noqa: PLR0911 - a table of kinds
     """Return the step that a builder names so: an instruction of the Dockerfile, or work of its own."""
     looked_up = _LOOKED_UP.fullmatch(text)
     if looked_up:
@@ -114,7 +114,7 @@ class Steps:
         return self._take(line) if self._take is not None else ()
 
     def finish(self, *, failed: bool) -> Sequence[Event]:
-        """Return what becomes of what goes on when the build has ended; of several, any may be what failed."""
+        """Return what becomes of what goes on when the build has ended; of several, any may have failed."""
         if self._take == self._classic:
             return self._end(self._current, FAILED if failed else DONE)
         return ()

@@ -42,6 +42,7 @@ ENVIRONMENT = (
     ("DOCKER_CONFIG", "where Docker's contexts and proxies are configured; default ~/.docker"),
     ("DOCKER_BUILDKIT", "0: images are built by the engine's older builder"),
     ("NO_COLOR", "set to anything: no colours"),
+    ("COLUMNS", "how wide lines about progress are, where that is less than the terminal is"),
     ("TERM, COLORTERM", "which colours are written, and what a session's terminal is"),
     ("LANG, LC_ALL, TZ", "language, and time zone, of what runs in a session"),
     ("HOME, PATH", "your home directory, and where programs are found"),

@@ -91,7 +91,7 @@ class Console:
             self.took(what, self._clock() - began, step.note)
 
     def begin(self, what: str, began: float) -> int | None:
-        """Show at a terminal that something goes on since ``began``, until ``end`` is called with the result."""
+        """Show at a terminal that something goes on since ``began``, until ``end`` gets the result."""
         return self._going.begin(what, began) if self.progress else None
 
     def end(self, key: int | None) -> None:

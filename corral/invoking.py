@@ -56,6 +56,8 @@ def invocation(
         engine: it is going to need Docker.
         steps: minor steps are shown too.
     """
+    from corral.early import begin, service
+
     # First of all: both answer while the rest is being imported.
     early, served = (begin(os.environ), service(dict(os.environ))) if engine else (None, None)
     from corral.context import Invocation, current_user

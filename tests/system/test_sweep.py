@@ -171,10 +171,11 @@ def test_what_dead_sessions_left_goes_with_the_next_start_of_the_service_and_is_
         until(lambda: relays(host) == [needed], 30, "its relay, too")
         host.wait_enforcer()
         told = journal(host, since).splitlines()
-        # What has ended is removed by whichever of the two comes first.
-        either = (f"removed container {ended}", f"{ended} had ended and its corral was gone: removed")
-        assert any(line.endswith(either) for line in told), told
-        for what in (f"container {created}", f"relay {relay}", *(f"network {name}" for name in before)):
+        # Containers are removed by whichever of the two comes first.
+        for name, how in ((ended, "had ended"), (created, "was never started")):
+            either = (f"removed container {name}", f"{name} {how} and its corral was gone: removed")
+            assert any(line.endswith(either) for line in told), (name, told)
+        for what in (f"relay {relay}", *(f"network {name}" for name in before)):
             assert told.count(f"removed {what}") == 1, (what, told)
         removed = [line for line in told if line.startswith("removed ")]
         assert not [

@@ -114,7 +114,9 @@ def test_what_from_host_did_not_find_is_told(
     assert "warning: egress.from_host: npm: this host configures none" in said.getvalue()
 
 
-def test_a_first_build_is_announced_without_a_terminal_too_and_so_is_a_proxy_it_cannot_use(
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_first_build_is_announced_at_a_terminal_and_a_proxy_it_cannot_use_is_everywhere(
+    terminal: bool,
     invocation: Invocation,
     built: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -122,14 +124,18 @@ def test_a_first_build_is_announced_without_a_terminal_too_and_so_is_a_proxy_it_
 ) -> None:
     proxies = Proxies(http="http://u:p@127.0.0.1:3128", https="http://proxy.example:1")
     monkeypatch.setattr(module, "gather", lambda *_: BuildEnvironment(proxies))
+    invocation.console.progress = terminal
+    said.truncate(0)
     module.build(invocation, force=False)
+    said.truncate(0)
+    said.seek(0)
     assert said.getvalue() == ""
     (call,) = built
     for line in ("step 1", "step 2"):
         call["progress"](line)
-    announced, *warnings = said.getvalue().splitlines()
-    assert announced.startswith("corral: building the image of demo-")
-    (warning,) = warnings
+    *announced, warning = said.getvalue().splitlines()
+    assert len(announced) == terminal
+    assert all(line.startswith("corral: building the image of demo-") for line in announced)
     assert "the build cannot use the http proxy http://***@127.0.0.1:3128" in warning
     assert "build.proxy.http" in warning
 
