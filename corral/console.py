@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from corral.going import Going, fitted
+from corral.going import NARROW, Going, fitted
 from corral.plain import terminal_safe
 
 RED, YELLOW, BOLD, RESET = "\033[31m", "\033[33m", "\033[1m", "\033[0m"
@@ -102,6 +102,8 @@ class Console:
     def took(self, what: str, seconds: float, note: str = "", *, within: bool = False) -> None:
         """Show a line of progress: what is done, and how long it took; ``within``: a part of something."""
         if self.progress or self.verbose:
+            # Rather no word about it than half of what it is about.
+            note = note if self.fits(what, seconds, note) else ""
             tail = f" ({seconds:.1f} s{'; ' if note else ''}{note})"
             indent = "  " if within else ""
             self._line(fitted(f"corral: {indent}{what}", tail, self._room() if self.progress else 0))
@@ -109,7 +111,7 @@ class Console:
     def fits(self, what: str, seconds: float, note: str) -> bool:
         """Say whether ``took`` would have room for all of this."""
         room = self._room() if self.progress else 0
-        return not room or len(f"corral: {what} ({seconds:.1f} s; {note})") <= room
+        return not room or len(f"corral: {what} ({seconds:.1f} s; {note})") <= max(room, NARROW)
 
     def say(self, text: str) -> None:
         """Show a line of progress."""

@@ -104,3 +104,8 @@ def test_the_cache_is_told_in_a_word_where_names_do_not_fit() -> None:
     assert summary(["a", "b"], 2, lambda _: True) == "all 2 steps cached"
     assert summary(["a", "b"], 3, lambda _: True) == "cached: a, b"
     assert summary(["a", "b"], 3, lambda _: False) == "2 of 3 steps cached"
+
+
+def test_where_there_is_no_room_the_word_about_a_step_is_left_out_and_not_its_name() -> None:
+    last = built(BUILDKIT, progress=True, room=lambda: 1).splitlines()[-1]
+    assert last.startswith("corral: image (") and last.endswith(" s)")
