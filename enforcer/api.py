@@ -164,6 +164,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         log.debug(format, *args)
 
+    def handle(self) -> None:
+        # Who hangs up does without the answer; that is nothing for the journal.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().handle()
+
     def do_GET(self) -> None:
         backend, parts = self.server.backend, urlsplit(self.path)
         if parts.path == "/v1/version":

@@ -139,7 +139,9 @@ class Client:
             data = response.read()
             answer: Any = data.decode() if text and response.status == 200 else json.loads(data)
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise EnforcerError("the enforcer is not running, so nothing would be enforced", START) from error
+            raise EnforcerError(
+                "the enforcer is not running: what runs keeps its fence, nothing new starts", START
+            ) from error
         except TimeoutError as error:
             raise EnforcerError(
                 f"the enforcer did not answer {target} in time", f"restart it: {START}"

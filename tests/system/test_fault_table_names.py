@@ -31,7 +31,7 @@ def test_without_a_resolver_a_start_is_refused_and_what_runs_goes_on(host: Host,
     project, other = host.project("down"), host.project("down-too")
     other.inside("true")
     script = "touch up; while [ ! -e go ]; do sleep 0.1; done; " \
-        f"curl -sS -m 5 {ALLOWED_URL} > got; touch done; sleep 60"  # fmt: skip
+        f"curl -sS -m 20 {ALLOWED_URL} > got; touch done; sleep 60"  # fmt: skip
     process = project.start("sh", "-c", script, marker="up")
     before = addresses(host, "down")
     names.modes({"*": "silent"})
@@ -125,6 +125,6 @@ def test_one_name_of_five_that_fails_is_named_in_bounded_time_and_optional_ones_
     assert not [label for label in good if f"{label}.corral.example" in done.stderr]
     assert not project.exists("ran")
     project.policy(f"{head}{listed}    - {{host: {bad}, optional: true}}\n{tail}")
-    done = project.inside("sh", "-c", "touch ran; curl -sS -m 5 https://n5.corral.example/")
+    done = project.inside("sh", "-c", "touch ran; curl -sS -m 20 https://n5.corral.example/")
     assert "203.0.113.44" in done.stdout
     assert bad in done.stderr

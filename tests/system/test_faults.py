@@ -116,17 +116,19 @@ def test_with_the_enforcer_stopped_a_run_is_refused_with_the_command_that_starts
 @pytest.mark.fault("enforcer stopped")
 def test_a_running_sandbox_stays_fenced_while_the_enforcer_is_stopped(host: Host) -> None:
     forbidden = host.internet.addresses["forbidden"]
+    since = time.time()
     project = host.project("orphan")
     project.write("flood.py", FLOOD)
     script = "touch up; while [ ! -e go ]; do sleep 0.1; done; " \
-        f"python3 flood.py {forbidden} 1 > flooded; curl -sS -m 5 https://allowed1.corral.example/ > got; touch done"  # fmt: skip
+        f"python3 flood.py {forbidden} 1 > flooded; curl -sS -m 20 https://allowed1.corral.example/ > got 2>&1; touch done"  # fmt: skip
     process = project.start("sh", "-c", script, marker="up")
     host.user_systemctl("stop", ENFORCER)
     project.write("go", "")
-    host.box.wait_for(lambda: project.exists("done"), timeout=30)
-    assert host.internet.packets(forbidden) == 0
+    host.box.wait_for(lambda: project.exists("done"), timeout=60)
+    assert host.internet.packets(forbidden) == 0, host.internet.all_packets()
     assert int(project.read("flooded")) > 1000
-    assert "203.0.113.10" in project.read("got")
+    got = project.read("got")
+    assert "203.0.113.10" in got, (got, host.internet.all_packets(), host.journal(since=since))
     host.control(forbidden)
     host.user_systemctl("start", ENFORCER)
     host.box.kill(process)

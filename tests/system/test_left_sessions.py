@@ -155,7 +155,7 @@ def test_a_session_whose_corral_was_killed_goes_on_and_leaves_nothing_in_the_end
 
 
 def test_detached_sessions_side_by_side(host: Host, project: Project) -> None:
-    reads = "echo ready; read line; echo got $line; exit 4"
+    reads = "echo ready as $CORRAL_SESSION_ID; read line; echo got $line; exit 4"
     first = project.corral("run", "--detach", "--name", "one", "--", "sh", "-c", reads, timeout=400)
     (ident,) = first.stdout.split()
     second = json.loads(
@@ -188,7 +188,7 @@ def test_detached_sessions_side_by_side(host: Host, project: Project) -> None:
     seen = at_terminal(
         host.box,
         project.path,
-        [["until", "ready"], ["type", "words\r"], ["until", "got words"]],
+        [["until", "ready as one\\r"], ["type", "words\r"], ["until", "got words"]],
         "corral",
         "attach",
         "one",
@@ -264,6 +264,28 @@ def test_ctrl_c_is_the_program_s_once_and_twice(host: Host, project: Project) ->
     seen = at_terminal(host.box, project.path, steps, "corral", "run", "--", "python3", "counts.py")
     assert "signal SIGINT 2" in seen["said"]
     assert seen["code"] == 42
+    nothing_is_left(host, project)
+
+
+# What is at the terminal afterwards is what was there before, though both corral and the program set it to raw.
+ENDED = """\
+stty -a >before
+(while [ ! -e raw ]; do sleep 0.1; done; kill -$1 $(cat pid)) &
+sh -c 'echo $$ >pid; exec corral run -- sh -c "stty raw -echo; touch raw; exec sleep 300"'
+echo "code $?"
+stty -a >after
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [("TERM", 143), ("INT", 130)])
+def test_a_program_at_a_terminal_that_takes_no_signals_is_ended_by_them(
+    host: Host, project: Project, sent: str, code: int
+) -> None:
+    project.inside("true")
+    project.write("ended.sh", ENDED)
+    seen = at_terminal(host.box, project.path, [], "sh", "ended.sh", sent)
+    assert (seen["code"], f"code {code}\r" in seen["said"]) == (0, True), seen
+    assert project.read("before") == project.read("after") != ""
     nothing_is_left(host, project)
 
 

@@ -156,7 +156,7 @@ def test_a_flooding_sandbox_connected_to_the_bridge_sends_nothing_through_it(hos
     docker0 = host.netadmin_shell("ip -4 -o addr show docker0").stdout.split()[3].partition("/")[0]
     script = (
         f"touch up; python3 flood.py {forbidden} 8 > flooded & python3 flood.py {docker0} 8 > flooded0; wait; "
-        "curl -sS -m 5 https://allowed1.corral.example/ > got; touch done; sleep 60"
+        "curl -sS -m 20 https://allowed1.corral.example/ > got; touch done; sleep 60"
     )
     container = sitting(host, project, script)
     since = time.time()

@@ -275,7 +275,7 @@ class FakeEnforcer:
     def _alive(self) -> None:
         if not self.running:
             raise EnforcerError(
-                "the enforcer is not running, so nothing would be enforced",
+                "the enforcer is not running: what runs keeps its fence, nothing new starts",
                 "systemctl --user start corral-enforcer",
             )
 

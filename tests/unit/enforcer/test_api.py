@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import resource
 import socket
@@ -37,3 +38,25 @@ def test_who_hung_up_is_told_from_who_waits_however_many_descriptors_are_in_use(
         high.recv(1)
         theirs.close()
         assert handler._gone()
+
+
+class _Status:
+    """A server as the handler sees it, whose status is long."""
+
+    class backend:  # noqa: N801
+        @staticmethod
+        async def status() -> dict[str, Any]:
+            return {"long": "x" * 1_000_000}
+
+    @staticmethod
+    def call(work: Any, timeout: float) -> Any:
+        return asyncio.run(work)
+
+
+def test_who_hangs_up_before_the_answer_is_no_error() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.sendall(b"GET /v1/status HTTP/1.1\r\n\r\n")
+        theirs.close()
+        server: Any = _Status
+        _Handler(ours, "", server)
