@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import execute, layout, network
+from . import connections, execute, layout, network
 from .execute import LabError, Process
 from .layout import Layout
 from .state import State
@@ -99,8 +99,17 @@ class Internet:
         return network.count(network.read_counters(self._lab, kind), address, proto, port)
 
     def all_packets(self) -> dict[tuple[str, ...], int]:
-        """(protocol, address) -> packets, for a message that says where they went instead."""
-        return network.read_counters(self._lab, "packets4") | network.read_counters(self._lab, "packets6")
+        """(protocol, address) -> packets, and ICMP by type and code: for a message that says what went where."""
+        kinds = ("packets4", "packets6", "icmp4")
+        return {key: count for kind in kinds for key, count in network.read_counters(self._lab, kind).items()}
+
+    def stuck(self) -> list[tuple[str, str, str, str]]:
+        """(address, port, client, its port) of connections whose server gets no answer."""
+        return connections.stuck(self._lab)
+
+    def end_stuck(self) -> None:
+        """End what servers go on sending to clients of an earlier test that are gone."""
+        connections.end_stuck(self._lab)
 
     def reset_counters(self) -> None:
         network.reset_counters(self._lab)

@@ -92,11 +92,13 @@ table inet {_TABLE} {{
   set packets4 {{ type inet_proto . ipv4_addr; size {_SIZE}; flags dynamic; counter; }}
   set packets6 {{ type inet_proto . ipv6_addr; size {_SIZE}; flags dynamic; counter; }}
   set ports4 {{ type inet_proto . ipv4_addr . inet_service; size {_SIZE}; flags dynamic; counter; }}
+  set icmp4 {{ type icmp_type . ipv4_addr . icmp_code; size {_SIZE}; flags dynamic; counter; }}
   chain arrive {{
     type filter hook prerouting priority -310;
     iifname "eth0" meta nfproto ipv4 update @packets4 {{ meta l4proto . ip daddr }}
     iifname "eth0" meta nfproto ipv6 update @packets6 {{ meta l4proto . ip6 daddr }}
     iifname "eth0" ip protocol {{ tcp, udp }} update @ports4 {{ meta l4proto . ip daddr . th dport }}
+    iifname "eth0" update @icmp4 {{ icmp type . ip daddr . icmp code }}
     jump steer
   }}
   chain steer {{
@@ -120,12 +122,14 @@ def steer_dns(lab: Layout, dns_port: int) -> None:
 
 
 def reset_counters(lab: Layout) -> None:
-    flush = "".join(f"flush set inet {_TABLE} {name}\n" for name in ("packets4", "packets6", "ports4"))
+    flush = "".join(
+        f"flush set inet {_TABLE} {name}\n" for name in ("packets4", "packets6", "ports4", "icmp4")
+    )
     in_netns(lab.inet_netns, [execute.tool("nft"), "-f", "-"], input=flush)
 
 
 def read_counters(lab: Layout, set_name: str) -> dict[tuple[str, ...], int]:
-    """(protocol, address[, port]) -> packets that arrived."""
+    """(protocol, address[, port]), or (ICMP type, address, code) -> packets that arrived."""
     text = in_netns(lab.inet_netns, [execute.tool("nft"), "-j", "list", "set", "inet", _TABLE, set_name])
     return parse_counters(text)
 

@@ -74,6 +74,7 @@ def box(lab: Lab) -> Box:
 def internet(lab: Lab) -> Iterator[Internet]:
     """The internet with its usual names and empty counters."""
     lab.internet.reset_names()
+    lab.internet.end_stuck()
     lab.internet.reset_counters()
     yield lab.internet
     lab.internet.reset_names()

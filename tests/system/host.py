@@ -317,6 +317,7 @@ def host(installed: Box, internet: Internet) -> Iterator[Host]:
     made = Host(installed, internet)
     made.user_systemctl("start", ENFORCER)
     made.wait_enforcer()
+    internet.end_stuck()
     internet.reset_counters()
     try:
         yield made

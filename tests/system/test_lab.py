@@ -178,6 +178,27 @@ def test_counters_start_at_zero_after_a_reset(box: Box, internet: Internet) -> N
     assert internet.packets(internet.addresses["forbidden"]) == 0
 
 
+def test_what_a_server_sends_to_a_client_that_is_gone_ends_with_the_test_whose_client_it_was(
+    box: Box, internet: Internet
+) -> None:
+    forbidden = internet.addresses["forbidden"]
+    refuse = ["INPUT", "-s", forbidden, "-j", "REJECT", "--reject-with", "icmp-host-unreachable"]
+    url = f"http://{forbidden}/stream?interval=0.1&count=1000"
+    client = box.popen(["curl", "-sN", url], stdout=subprocess.DEVNULL)
+    try:
+        box.wait_for(lambda: internet.packets(forbidden, "tcp") > 5, timeout=20)
+        box.run(["iptables", "-I", *refuse], user="root")
+        # It sends again, and is answered each time.
+        box.wait_for(lambda: internet.packets(forbidden, "icmp") > 1, timeout=20)
+        assert internet.all_packets()["destination-unreachable", forbidden, "host-unreachable"] > 1
+        box.wait_for(lambda: len(internet.stuck()) == 1, timeout=20)
+        internet.end_stuck()
+        assert internet.stuck() == []
+    finally:
+        box.kill(client)
+        box.run(["iptables", "-D", *refuse], user="root", check=False)
+
+
 def test_query_log_records_who_asked_for_what(box: Box, internet: Internet) -> None:
     mark = internet.mark()
     box.flush_dns()

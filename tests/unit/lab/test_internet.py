@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab import network
+from tests.lab import connections, network
 from tests.lab.internet import Query, Record, parse_queries, parse_zone, zone
 from tests.lab.servers import serve_http
 
@@ -139,3 +139,22 @@ def test_files_of_a_directory_are_served_and_nothing_beside_it() -> None:
     assert found.startswith(b"HTTP/1.1 200 OK") and found.endswith(own.read_bytes())
     for outside in (f"../{own.parent.name}/../conftest.py", "..%2f..%2f..%2fpyproject.toml", "no-such-file"):
         assert ask(f"GET /files/{outside} HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 404")
+
+
+CONNECTIONS = """\
+LISTEN     0      512          0.0.0.0:443           0.0.0.0:*
+ESTAB      0      0       203.0.113.10:443      198.51.100.2:34082
+ESTAB      0      29      203.0.113.10:443      198.51.100.2:34084 timer:(on,200ms,0)
+ESTAB      0      870     203.0.113.66:443      198.51.100.2:34086 timer:(on,1.5sec,3)
+ESTAB      0      0       203.0.113.66:443      198.51.100.2:34087 timer:(keepalive,1min59sec,1)
+LAST-ACK   0      1       203.0.113.66:80       198.51.100.2:34088 timer:(on,51sec,8)
+FIN-WAIT-1 0      1     [2001:db8:66::1]:80   [2001:db8::2]:40100 timer:(on,025ms,1)
+"""
+
+
+def test_a_connection_is_stuck_when_something_was_sent_again_without_an_answer() -> None:
+    assert connections.parse(CONNECTIONS) == [
+        ("203.0.113.66", "443", "198.51.100.2", "34086"),
+        ("203.0.113.66", "80", "198.51.100.2", "34088"),
+        ("[2001:db8:66::1]", "80", "[2001:db8::2]", "40100"),
+    ]
