@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -91,8 +92,15 @@ def test_a_tool_that_fails_once_is_survived_wherever_it_happens(tools: Host) -> 
                 host.box.write(f"{BIN}/{tool}", text, owner="root", mode=0o755)
                 # Something to mend, as often as it takes to get to the k-th call, and something to grant.
                 for _ in range(4 * k):
+                    since = time.time()
                     host.netadmin_shell("iptables -F DOCKER-USER; ip6tables -F INPUT", check=False)
                     until(standing(host), 30, f"the rules stand while call {k} of {tool} fails")
+                    # Flushed again before the writer has seen its work hold, it would be somebody who fights with it.
+                    until(
+                        lambda since=since: "healed after" in host.writer_journal(since),
+                        60,
+                        f"the writer has looked at it while call {k} of {tool} fails",
+                    )
                     # Two of them may be mended in one go.
                     if int(host.root("cat", calls(host)).stdout) >= k:
                         break
