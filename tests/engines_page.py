@@ -150,7 +150,9 @@ def read(names: Sequence[str]) -> dict[str, Any]:
 
 def main() -> int:
     """Write the page."""
-    PAGE.write_text(made())
+    new = PAGE.with_suffix(".new")
+    new.write_text(made())
+    new.replace(PAGE)
     return 0
 
 

@@ -356,6 +356,8 @@ def run_one(engine: str, words: list[str], again: bool = False) -> int:
 
     def note(done: Mapping[str, dict[str, Any]]) -> None:
         write(path, facts, kept | {piece: compact(told, tested) for piece, told in done.items()}, tested)
+        # Beside it at each moment: a test compares them, and runs here too.
+        engines_page.main()
 
     try:
         with tempfile.TemporaryDirectory(prefix="corral-results-") as scratch:

@@ -192,6 +192,10 @@ def test_a_run_that_is_cut_off_loses_nothing_and_goes_on(
     monkeypatch.setattr(results, "Lab", types.SimpleNamespace(up=lambda: contextlib.nullcontext(box)))
     monkeypatch.setattr(results, "describe", lambda box: {"engine": "E"})
     monkeypatch.setattr(results, "commit", lambda: "abc")
+    shown: list[str] = []
+    monkeypatch.setattr(
+        results.engines_page, "main", lambda: shown.append((tmp_path / "sid.json").read_text())
+    )
     for name, value in (("CORRAL_LAB_KEEP", "1"), (results.LANES, "1"), (results.engines.VARIABLE, "sid")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(results.STARTS, "1")
@@ -219,6 +223,7 @@ def test_a_run_that_is_cut_off_loses_nothing_and_goes_on(
     assert results.why_stale(told, results.digest(), datetime.date(2000, 1, 1)) == "not run: b.py, c.py"
     found.append("d.py")
     assert results.run_one("sid", [], again=True) == 0
+    assert shown[-1] == (tmp_path / "sid.json").read_text()
     assert ran == ["a.py", "b.py", "b.py", "c.py", "d.py"]
     told = json.loads((tmp_path / "sid.json").read_text())
     assert (told["outcomes"], results.why_stale(told, results.digest(), datetime.date(2000, 1, 1))) == (
