@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: {error}") from error
             if why_not:
                 item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say with a failure what arrived at the internet, of which kind, and who is still sent to there."""
+    report = yield
+    internet = getattr(item, "funcargs", {}).get("internet")
+    if report.when == "call" and report.failed and internet is not None:
+        with contextlib.suppress(Exception):  # the lab may be what failed
+            arrived = [f"{' '.join(key)}: {count}" for key, count in internet.all_packets().items()]
+            stuck = [
+                f"{server}:{port} -> {client}:{other}, no answer"
+                for server, port, client, other in internet.stuck()
+            ]
+            report.sections.append(("what arrived at the internet", "\n".join([*arrived, *stuck])))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
