@@ -422,21 +422,21 @@ def _keep(invocation: Invocation, made: _Made) -> list[CorralError]:
 
 
 def _undo(invocation: Invocation, made: _Made, *, failed: bool) -> list[CorralError]:
-    problems: list[CorralError] = []
     with _withdrawn(invocation, made.ident):
         try:
             # By name: an interrupted create may have made the container without telling its id.
             remove = engine.remove_container if failed else engine.remove_ended
             remove(invocation.api, made.name)
         except CorralError as error:
-            problems.append(error)
+            # Its directory stays: it may run, and is known by it to be nobody's when Docker answers again.
+            return [error]
         until = time.monotonic() + REMOVAL
         emptied = state.empty_session(invocation.paths, made.session, lambda: time.monotonic() > until)
     if not emptied:
         invocation.console.tell(
             f"the session {made.session} left more files than can be removed at once: corral prune goes on"
         )
-    return problems
+    return []
 
 
 @contextlib.contextmanager

@@ -299,7 +299,8 @@ def _make(invocation: Invocation, needs: Needs) -> None:
         with contextlib.suppress(CorralError):
             # By name: a create that was cut off may have made it without telling its id.
             engine.remove_container(api, ident or sandbox.container(proxying.SERVICE, session))
-        state.remove_session(paths, session)
+            # As long as the container is there, so is what is mounted in it.
+            state.remove_session(paths, session)
         raise
 
 

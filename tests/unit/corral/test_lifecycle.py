@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent_image.files.entrypoint import channel, gate
-from corral import attended, lifecycle, network, protect, relay, secretchannel, state
+from corral import attended, lifecycle, network, protect, relay, secretchannel, sessions, state
 from corral.context import Invocation
 from corral.leftovers import sweep
 from corral.lifecycle import Prepared, created, prepare, signals_held
@@ -68,6 +68,28 @@ def test_a_container_is_ready_before_it_may_start_and_gone_afterwards(
         assert f"172.16.0.2      {SERVICE}" in hosts
     assert leftovers(invocation, docker_engine) == []
     assert enforcer.withdrawn == [session.ident]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_docker_does_not_remove_keeps_its_directory_which_nobody_holds(
+    invocation: Invocation, prepared: Prepared, docker_engine: FakeDocker, started: bool
+) -> None:
+    """Docker was killed: the container is there when it comes again, and may run by live-restore."""
+    gone = refusal(500, "gone")
+    with pytest.raises((EngineError, NotReadyError)), created(invocation, prepared, request()) as session:
+        if started:
+            docker_engine.start(session.ident)
+        docker_engine.fail["remove"] = gone
+        raise NotReadyError("Docker is gone")
+    directory = invocation.paths.session(SESSION)
+    assert (directory / "hosts").is_file()
+    assert (directory / "home").is_dir()
+    assert attended.attended(directory) is False
+    del docker_engine.fail["remove"]
+    docker_engine.kill(session.ident, "SIGKILL")
+    found = sessions.all_of(invocation.api, invocation.user.uid, invocation.data)
+    assert sweep(invocation, found) == [SESSION]
+    assert leftovers(invocation, docker_engine) == []
 
 
 @pytest.mark.parametrize("purpose", ["run", "shell", "verify"])

@@ -30,7 +30,7 @@ from enforcer.netfilter.namespace import Daemon
 from policy.container import Limits
 from policy.declaration import LABEL_PURPOSE, LABEL_SERVICE, Declaration, HostService, Pattern
 from policy.errors import ArgumentError, CorralError, EngineError, NotReadyError
-from tests.unit.corral.fakes import FakeDocker, FakeEnforcer
+from tests.unit.corral.fakes import FakeDocker, FakeEnforcer, refusal
 
 FIRST, SECOND = "0a1b2c3d", "1a1b2c3d"
 PLAN = Plan(IPv4Network("172.16.0.0/26"))
@@ -353,6 +353,19 @@ def test_a_proxy_that_does_not_come_stops_the_session_and_leaves_nothing(
     with pytest.raises(CorralError, match="no proxy"), created(proxied, prepared, request()):
         pytest.fail("the session was handed out")
     assert left(proxied, docker_engine) == []
+
+
+def test_a_proxy_that_docker_does_not_remove_keeps_what_is_mounted_in_it(
+    proxied: Invocation, prepared: Prepared, docker_engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        docker_engine.fail["remove"] = refusal(500, "gone")
+        raise CorralError("no proxy")
+
+    monkeypatch.setattr(proxying, "start", fails)
+    with pytest.raises(CorralError, match="no proxy"), created(proxied, prepared, request()):
+        pytest.fail("the session was handed out")
+    assert (proxied.paths.session(proxying.session_of(proxied.loaded.sandbox)) / "hosts").is_file()
 
 
 def test_an_interrupted_session_waits_for_its_proxy_to_be_there_and_removes_it(
